@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from benchmarks.micro import Times
 from moothall.config import Graph, Limits
-from moothall.council.briefing import Briefings
+from moothall.council.prompting.briefing import Briefings
 from moothall.domain.briefing import BriefingRequest
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.identity import LOCAL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from contextvars import Context
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
@@ -87,6 +87,11 @@ async def start_beside(part: AbstractAsyncContextManager[T]) -> AsyncIterator[as
                 holder.cancel()
             elif not value.cancelled():
                 value.exception()  # whoever awaited it has heard; where nobody did, another part failed first
+
+
+async def enter_beside(stack: AsyncExitStack, part: AbstractAsyncContextManager[T]) -> T:
+    """Enter `part` in a task of its own, for as long as `stack` is open, and return its value."""
+    return await (await stack.enter_async_context(start_beside(part)))
 
 
 async def merged(lead: AsyncGenerator[T, None], *others: AsyncGenerator[T, None], most: int) -> AsyncGenerator[T, None]:

@@ -12,8 +12,8 @@ import pytest
 
 from house import Command, git
 from moothall.config import Llm
-from moothall.council.desk import Desk
-from moothall.council.request import Defaults
+from moothall.council.front.desk import Desk
+from moothall.council.front.request import Defaults
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.settings import load_settings

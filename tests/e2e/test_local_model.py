@@ -18,8 +18,8 @@ import pytest
 import pytest_asyncio
 
 from moothall.config import Limits, Llm
-from moothall.council.briefing import Briefings
-from moothall.council.text import most_tokens
+from moothall.council.prompting.briefing import Briefings
+from moothall.council.prompting.text import most_tokens
 from moothall.domain.briefing import BriefingRequest
 from moothall.domain.chat import ChatReply, Message
 from moothall.domain.identity import LOCAL
@@ -29,8 +29,7 @@ from moothall.model.client import OpenAIModel, open_model
 from moothall.model.counting import counting
 from moothall.model.local import local_model_server
 from moothall.settings import load_settings
-from moothall.testing.chat import FINISH, ask
-from moothall.testing.chat_contract import ChatModelContract
+from moothall.testing.chat_contract import FINISH, ChatModelContract, ask
 from support.graph import MemoryGraph
 from support.processes import command_line
 

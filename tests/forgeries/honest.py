@@ -16,10 +16,10 @@ from pathlib import Path
 from fetch import Project, make_repository, projects
 from judge import alone
 from moothall.config import Limits
-from moothall.council.context import is_test
-from moothall.council.counter import CounterProof, Proving
 from moothall.council.facts import Facts
-from moothall.council.runs import FreshRuns
+from moothall.council.judging.counter import CounterProof, Proving
+from moothall.council.judging.runs import FreshRuns
+from moothall.council.prompting.context import is_test
 from moothall.domain.proposal import Proposal
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus

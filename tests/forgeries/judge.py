@@ -14,8 +14,8 @@ from typing import Any
 
 from moothall.config import Limits
 from moothall.council.facts import Facts
-from moothall.council.recheck import Bench
-from moothall.council.runs import FreshRuns
+from moothall.council.judging.recheck import Bench
+from moothall.council.judging.runs import FreshRuns
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal
 from moothall.domain.repository import Base, Prepared

@@ -21,7 +21,7 @@ import corpus_others as others
 import corpus_python as python
 from judge import PYTEST, UNITTEST_COMMAND, court
 from moothall.config import Limits
-from moothall.council.recheck import Judged
+from moothall.council.judging.recheck import Judged
 from moothall.domain.proposal import Proposal
 
 pytestmark = pytest.mark.e2e

@@ -14,9 +14,9 @@ import grpc.aio
 from moothall import config
 from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally
-from moothall.council.author import Author
-from moothall.council.briefing import Briefings
-from moothall.council.roster import Roster
+from moothall.council.front.author import Author
+from moothall.council.front.roster import Roster
+from moothall.council.prompting.briefing import Briefings
 from moothall.domain.identity import LOCAL, Principal
 from moothall.guard.accounts import BUCKET, Accounts
 from moothall.guard.decisions import Decisions

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from moothall.config import Guard, Limits, Llm, Runner
+from moothall.council.prompting.survey import Surveyor
 from moothall.council.protocols import Parts, deliberate
 from moothall.council.recording import Recording
-from moothall.council.survey import Surveyor
 from moothall.domain.event import Event, EventType
 from moothall.domain.ids import seat_id
 from moothall.domain.repository import Prepared

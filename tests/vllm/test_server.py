@@ -11,11 +11,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from moothall.config import Llm
-from moothall.council.reply import approaches_schema, read_review, read_turn, review_schema, turn_schema
+from moothall.council.prompting.reply import approaches_schema, read_review, read_turn, review_schema, turn_schema
 from moothall.domain.chat import Message, ReplySchema
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
 from moothall.model.client import OpenAIModel, open_model
-from moothall.testing.chat import ask
+from moothall.testing.chat_contract import ask
 from support.tools import CATALOGUE
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -24,7 +24,7 @@ from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest, MoothallError
 
 if TYPE_CHECKING:  # whoever calls has one of them
-    from moothall.council.desk import Desk
+    from moothall.council.front.desk import Desk
     from moothall.services.remote import RemoteKernel
 
 _CANCEL_SECONDS = 5.0

@@ -20,7 +20,7 @@ from moothall.errors import InvalidRequest, NotFound
 from moothall.wiring.repository import Diff, asked_about, files_here, files_of, kernel_of, names, unseen
 
 if TYPE_CHECKING:
-    from moothall.council.desk import Desk
+    from moothall.council.front.desk import Desk
     from moothall.services.remote import RemoteKernel
     from moothall.wiring.tasks import Tasks
 

@@ -17,8 +17,8 @@ from moothall.cli.documents import outcome_document
 from moothall.cli.run import say
 from moothall.collector.progress import Progress, describe
 from moothall.config import Settings, secret_values
-from moothall.council.briefing import Briefings
-from moothall.council.desk import Desk
+from moothall.council.front.desk import Desk
+from moothall.council.prompting.briefing import Briefings
 from moothall.domain.briefing import BriefingRequest
 from moothall.domain.event import Recorded
 from moothall.domain.identity import LOCAL

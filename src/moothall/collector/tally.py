@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from moothall.council.roster import Roster
+from moothall.council.front.roster import Roster
 from moothall.domain.council import Council
 from moothall.domain.event import Event, EventType
 from moothall.domain.identity import Principal

@@ -7,8 +7,7 @@ it, with `_file` after its name: `MOOTHALL_LLM__API_KEY_FILE`. No other room rea
 
 from __future__ import annotations
 
-from moothall.config.environment import environment
-from moothall.config.file import default_file
+from moothall.config.file import default_file, environment
 from moothall.config.hands import Agents, Guard, Limits, Runner, Sandbox, Tools, Wasm, Workspace
 from moothall.config.jobs import Jobs
 from moothall.config.models import Models

@@ -1,7 +1,8 @@
-"""The file of settings: which one is read, and which line of it is wrong."""
+"""Where settings come from: the file of them, which one is read and which line of it is wrong; and the process's environment."""
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -75,3 +76,13 @@ def unknown(settings: type[BaseModel], keys: Sequence[str]) -> str:
 
 def _parts(dotted: str) -> list[str]:
     return [part.strip().strip("\"'") for part in dotted.split(".")]
+
+
+# uvloop starts programs by fork(), in which gRPC's handlers of a fork run: while gRPC is busy, every tenth program or so died of
+# them before it began (a failed assertion in its pollers). Nothing of ours uses gRPC in a child.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
+def environment() -> Mapping[str, str]:
+    """Return the process's environment, for credentials that a registered repository names by variable."""
+    return dict(os.environ)

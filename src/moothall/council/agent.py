@@ -11,7 +11,6 @@ from moothall import telemetry
 from moothall.config import Limits, Llm
 from moothall.council.checking import Standing, look
 from moothall.council.coding import Coding
-from moothall.council.context import is_test
 from moothall.council.conversation import Conversation, Voice
 from moothall.council.course import (
     Attempt,
@@ -29,10 +28,11 @@ from moothall.council.examples import broken
 from moothall.council.facts import Facts
 from moothall.council.function import Function
 from moothall.council.measuring import check_bounds, measured
+from moothall.council.prompting.context import is_test
+from moothall.council.prompting.reply import Action, Turn
+from moothall.council.prompting.report import check_text, verdict_text
+from moothall.council.prompting.text import CHARS_PER_TOKEN, fence
 from moothall.council.recording import RecordedModel
-from moothall.council.reply import Action, Turn
-from moothall.council.report import check_text, verdict_text
-from moothall.council.text import CHARS_PER_TOKEN, fence
 from moothall.council.turns import DOUBTED, FINISH, NOT_GREEN, Did, TurnStep, again, asked_of, do, stuck
 from moothall.domain.chat import Message
 from moothall.domain.codec import dump

@@ -9,20 +9,20 @@ from datetime import UTC, datetime, timedelta
 
 from moothall.config import Limits, Llm, Runner
 from moothall.config.models import DEFAULT
-from moothall.council import prompts
 from moothall.council.agent import Agent
-from moothall.council.context import Shown, show
 from moothall.council.course import Draft
 from moothall.council.facts import Facts
 from moothall.council.function import DEFINE, Function, function_of
 from moothall.council.growing import Hint
+from moothall.council.judging.recheck import Bench, Judged
+from moothall.council.judging.runs import FreshRuns
 from moothall.council.measuring import Advance
-from moothall.council.recheck import Bench, Judged
+from moothall.council.prompting import prompts
+from moothall.council.prompting.context import Shown, show
+from moothall.council.prompting.reply import Action
+from moothall.council.prompting.survey import Survey, Surveyor, SurveyOrder
+from moothall.council.prompting.text import tokens
 from moothall.council.recording import REMOTE, Named, RecordedModel, Recording
-from moothall.council.reply import Action
-from moothall.council.runs import FreshRuns
-from moothall.council.survey import Survey, Surveyor, SurveyOrder
-from moothall.council.text import tokens
 from moothall.council.turnstile import Turnstile
 from moothall.domain.budget import Ledger
 from moothall.domain.chat import ReplyMode

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 from moothall.config import Llm
 from moothall.council.function import Function
+from moothall.council.prompting.reply import MalformedReplyError, Turn, read_turn, turn_schema
+from moothall.council.prompting.text import CHARS_PER_TOKEN, clip, tokens
 from moothall.council.recording import RecordedModel
-from moothall.council.reply import MalformedReplyError, Turn, read_turn, turn_schema
-from moothall.council.text import CHARS_PER_TOKEN, clip, tokens
 from moothall.domain.chat import ChatRequest, Message, ReplyMode
 from moothall.domain.ids import seed_of
 from moothall.errors import DeadlineExceeded

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from moothall.council.checking import Standing
 from moothall.council.coding import TurnContext
-from moothall.council.text import fence
+from moothall.council.prompting.text import fence
 from moothall.council.turns import Did, TurnStep
 from moothall.domain.repository import Patch, Prepared
 from moothall.errors import PatchRefused, Permanent

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from moothall import telemetry
-from moothall.council.runs import no_tool
+from moothall.council.judging.runs import no_tool
 from moothall.domain.code import CodeBlock
 from moothall.domain.tool import ToolStatus
 from moothall.guard.seat import SeatContext

@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from moothall.council.context import Shown
 from moothall.council.examples import Example, examples_of
-from moothall.council.reply import Action, MalformedReplyError, Turn, whole_text
-from moothall.council.text import fence, tokens
+from moothall.council.prompting.context import Shown
+from moothall.council.prompting.reply import Action, MalformedReplyError, Turn, whole_text
+from moothall.council.prompting.text import fence, tokens
 from moothall.domain.chat import ChatReply, Message
 
 DEFINE = "files.define"

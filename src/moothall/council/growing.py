@@ -7,7 +7,7 @@ import re
 from collections.abc import Awaitable, Callable
 
 from moothall import telemetry
-from moothall.council.reply import answer_so_far
+from moothall.council.prompting.reply import answer_so_far
 from moothall.domain.chat import Writing
 from moothall.errors import Temporary
 

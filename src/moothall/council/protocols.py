@@ -39,9 +39,9 @@ from datetime import UTC, datetime, timedelta
 from moothall.aio import leaves, seconds_until
 from moothall.council.assembly import Council, Parts, Sitting, convene
 from moothall.council.facts import Facts
-from moothall.council.recheck import Judged
+from moothall.council.judging.recheck import Judged
+from moothall.council.judging.reviews import Answer, answers, assign, hold_reviews, write_inputs
 from moothall.council.recording import Recording
-from moothall.council.reviews import Answer, answers, assign, hold_reviews, write_inputs
 from moothall.council.seats import find_approaches, outcome_of, propose, revise
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType

@@ -12,7 +12,7 @@ from moothall.config import Llm
 from moothall.council.facts import Facts
 from moothall.council.growing import Growing, Hint
 from moothall.council.metering import model_call
-from moothall.council.text import fence, tokens
+from moothall.council.prompting.text import fence, tokens
 from moothall.council.turnstile import Turnstile
 from moothall.domain.budget import Ledger, Usage
 from moothall.domain.chat import ChatReply, ChatRequest, Message

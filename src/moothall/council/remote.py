@@ -8,8 +8,8 @@ import shlex
 
 from moothall.council.assembly import Council, Sitting, grant_of
 from moothall.council.course import Draft, MalformedReplies, NoChanges
+from moothall.council.judging.runs import workspace_name
 from moothall.council.recording import REMOTE
-from moothall.council.runs import workspace_name
 from moothall.domain.chat import ChatRequest, Message
 from moothall.domain.task import Deliberation
 from moothall.errors import ConfigurationError, PatchRefused

@@ -9,17 +9,17 @@ from datetime import UTC, datetime
 
 from moothall import telemetry
 from moothall.aio import seconds_until
-from moothall.council import prompts
 from moothall.council.agent import Agent
 from moothall.council.assembly import Council, Sitting, grant_of
 from moothall.council.coding import Coding
 from moothall.council.conversation import Voice
 from moothall.council.course import Attempt, Draft, InCircles, MalformedReplies, NoChanges, OutOfTurns, Workplace
-from moothall.council.recheck import Judged, facts_text
+from moothall.council.judging.recheck import Judged, facts_text
+from moothall.council.judging.reviews import review_text
+from moothall.council.judging.runs import workspace_name
+from moothall.council.prompting import prompts
+from moothall.council.prompting.reply import MalformedReplyError, approaches_schema, read_approaches
 from moothall.council.remote import ask_remote
-from moothall.council.reply import MalformedReplyError, approaches_schema, read_approaches
-from moothall.council.reviews import review_text
-from moothall.council.runs import workspace_name
 from moothall.council.subagents import SubAgents
 from moothall.council.turns import TOO_EARLY, UNUSABLE
 from moothall.domain.chat import ChatRequest
@@ -187,13 +187,7 @@ async def _failed(council: Council, sitting: Sitting, error: MoothallError) -> N
 
 
 async def _propose(council: Council, sitting: Sitting) -> None:
-    agent = _agent(sitting)
-    if council.prepared is None:
-        draft = await agent.answer("propose", 0, council.work_until)
-    else:
-        name = workspace_name(council.d.task_id, sitting.seat)
-        draft = await _work(council, sitting, council.prepared, name, phase="propose", round_=0, until=council.work_until)
-    await _submit(council, sitting, draft, 0)
+    await _submit(council, sitting, await _draft(council, sitting, 0), 0)
 
 
 async def _merge(council: Council, sitting: Sitting) -> None:
@@ -214,22 +208,9 @@ async def _revise(council: Council, sitting: Sitting, round_: int, reviews: Sequ
     agent, judged = _agent(sitting), sitting.latest
     evidence = facts_text(judged, council.prepared.runs) if council.prepared else ""
     agent.talk.tell(prompts.revise_text(evidence, [review_text(review) for review in reviews]))
-    if council.prepared is None:
-        draft = await agent.answer("revise", round_, council.until)
-    else:
-        # Its own workspace, opened again on its own patch: the same files, a fresh executor.
-        name = workspace_name(council.d.task_id, sitting.seat, f"r{round_}")
-        last = sitting.drafts[-1]
-        draft = await _work(
-            council,
-            sitting,
-            council.prepared,
-            name,
-            phase="revise",
-            round_=round_,
-            until=council.until,
-            start=replace(last, green=last.green and judged.passes),
-        )
+    last = sitting.drafts[-1]
+    # Its own workspace, opened again on its own patch: the same files, a fresh executor.
+    draft = await _draft(council, sitting, round_, start=replace(last, green=last.green and judged.passes))
     same = (
         council.parts.clean(draft.patch.diff) == judged.proposal.diff if draft.patch else draft.content == judged.proposal.content
     )
@@ -237,17 +218,20 @@ async def _revise(council: Council, sitting: Sitting, round_: int, reviews: Sequ
         await _submit(council, sitting, draft, round_)
 
 
-async def _work(
-    council: Council,
-    sitting: Sitting,
-    prepared: Prepared,
-    name: str,
-    *,
-    phase: str,
-    round_: int,
-    until: datetime,
-    start: Draft | None = None,
-) -> Draft:
+def _phase(council: Council, round_: int) -> tuple[str, datetime]:
+    """Return what a round is called, and until when it lasts; the first, in which the seats propose, is 0."""
+    return ("revise", council.until) if round_ else ("propose", council.work_until)
+
+
+async def _draft(council: Council, sitting: Sitting, round_: int, start: Draft | None = None) -> Draft:
+    """Return what the seat's agent comes to in a round; about a repository, from `start` on."""
+    if council.prepared is None:
+        phase, until = _phase(council, round_)
+        return await _agent(sitting).answer(phase, round_, until)
+    return await _work(council, sitting, council.prepared, round_, start)
+
+
+async def _work(council: Council, sitting: Sitting, prepared: Prepared, round_: int, start: Draft | None) -> Draft:
     """Let the agent work in a workspace that holds `start`, if any. Where it goes in circles it starts anew, on the base and from
     the first message, as often as the settings allow; a revision does not. The best that its attempts came to is returned.
     """
@@ -259,18 +243,9 @@ async def _work(
     for number in range(1, attempts + 1):
         agent.begin(number)
         try:
-            attempt = await _attempt(
-                council,
-                sitting,
-                prepared,
-                name if number == 1 else workspace_name(name, f"a{number}"),
-                meter,
-                until=until,
-                phase=phase,
-                round_=round_,
-                turns=range(first, council.d.max_turns + 1),
-                start=start,
-            )
+            name = (*([f"r{round_}"] if round_ else ()), *([f"a{number}"] if number > 1 else ()))
+            turns = range(first, council.d.max_turns + 1)
+            attempt = await _attempt(council, sitting, prepared, name, meter, round_=round_, turns=turns, start=start)
         except (NoChanges, OutOfTurns, MalformedReplies, PatchRefused, BudgetExceeded, DeadlineExceeded):
             if best is None:
                 raise
@@ -301,36 +276,34 @@ async def _attempt(
     council: Council,
     sitting: Sitting,
     prepared: Prepared,
-    name: str,
+    name: Sequence[str],
     meter: Meter,
     *,
-    until: datetime,
-    phase: str,
     round_: int,
     turns: range,
     start: Draft | None,
 ) -> Attempt:
-    """Let the agent work in one workspace.
+    """Let the agent work in one workspace, which is called by its seat and `name`.
 
     A workspace that is lost is opened afresh and the turns so far are done in it again: their answers are known, so
     that the model is not asked twice. Raises `WorkspaceFailed` when that happens too often.
     """
-    agent = _agent(sitting)
-    place = agent.place()
+    agent, (phase, until) = _agent(sitting), _phase(council, round_)
+    called, place = workspace_name(council.d.task_id, sitting.seat, *name), agent.place()
     if council.d.agent is not None:  # the re-check is the house's, and has its limits
         prepared = replace(prepared, bounds=council.d.agent.bounds)
     patch = start.patch.diff if start and start.patch else ""
     also = frozenset(sitting.latest.assessment.regressions) if start else frozenset[str]()
     for lost in range(1, _WORKSPACES + 1):
         try:
-            async with council.parts.workspaces.open(prepared, name, patch=patch) as workspace:
+            async with council.parts.workspaces.open(prepared, called, patch=patch) as workspace:
                 context = replace(_context(council, sitting, workspace, until), meter=meter)
                 where = Workplace(context, council.parts.gate, prepared, also)
                 return await agent.work(where, phase=phase, round_=round_, turns=turns, start=start)
         except (WorkspaceFailed, SandboxUnavailable) as error:
             if lost == _WORKSPACES:
                 raise
-            log.warning("workspace lost; its turns are done again", workspace=name, reason=error.message)
+            log.warning("workspace lost; its turns are done again", workspace=called, reason=error.message)
             agent.back_to(place)
     raise AssertionError("unreachable")
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from moothall.aio import seconds_until
 from moothall.config import Limits, Llm
-from moothall.council import prompts
 from moothall.council.coding import Block, Coding, TurnContext
 from moothall.council.conversation import Conversation, Voice
+from moothall.council.prompting import prompts
+from moothall.council.prompting.text import CHARS_PER_TOKEN
 from moothall.council.recording import RecordedModel
-from moothall.council.text import CHARS_PER_TOKEN
 from moothall.council.turns import TurnStep, asked_of, do, stuck
 from moothall.domain.code import AGENTS_RUN
 from moothall.domain.ids import digest

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from moothall.council.coding import Coding, TurnContext
-from moothall.council.reply import Action, Turn
-from moothall.council.report import block_text, result_text
+from moothall.council.prompting.reply import Action, Turn
+from moothall.council.prompting.report import block_text, result_text
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
 from moothall.domain.tool import ToolResult, ToolStatus

@@ -28,7 +28,7 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class CouncilConfig:
-    """What fills the zeros of a request to this council. `params` are of `moothall.council.params.COUNCIL`."""
+    """What fills the zeros of a request to this council. `params` are of `moothall.council.front.params.COUNCIL`."""
 
     rounds: int = 0
     peer_review: bool = False

@@ -21,7 +21,7 @@ from cachetools import LRUCache
 
 from moothall import telemetry
 from moothall.aio import beside
-from moothall.council.forking import take_over
+from moothall.council.front.forking import take_over
 from moothall.council.protocols import HOST_STOPS, Parts, deliberate
 from moothall.council.recording import Recording, said_to
 from moothall.council.turnstile import Turnstile

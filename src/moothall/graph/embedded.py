@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 import kglite
 
 from moothall.errors import ConfigurationError, GraphUnavailable
-from moothall.graph.retention import Statement
-from moothall.graph.store import Rows, schema
+from moothall.graph.statements import Rows, Statement, schema
 
 T = TypeVar("T")
 _TRIES, _FIRST_SECONDS = 8, 0.005

@@ -11,9 +11,8 @@ from neo4j import exceptions as trouble
 
 from moothall.config import Graph
 from moothall.errors import ConfigurationError, GraphUnavailable
-from moothall.graph.retention import Statement
 from moothall.graph.shape import LABELS, POSITION
-from moothall.graph.store import Rows, schema
+from moothall.graph.statements import Rows, Statement, schema
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)

@@ -6,38 +6,22 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from moothall.domain.event import Recorded
-from moothall.graph import questions, retention
+from moothall.graph import questions
 from moothall.graph.projection import write
-from moothall.graph.retention import Statement
 from moothall.graph.shape import LABELS, POSITION, RELATIONS, Group
+from moothall.graph.statements import OLDEST, Rows, Statement, removal
 from moothall.graph.upserts import Writes, group_of
 
 if TYPE_CHECKING:  # each needs a client library, and a house uses one of them
     from moothall.graph.embedded import EmbeddedStore
     from moothall.graph.neo4j import Neo4jStore
 
-Rows = list[dict[str, Any]]
 _PAGE = 500
 _SLACK = 0.05  # of those kept: so many more are there at most before the oldest leave
 
 
 Store: TypeAlias = "EmbeddedStore | Neo4jStore"
 """What runs Cypher: `read` without changes, `write` all statements in one transaction, `empty`. All raise `GraphUnavailable`."""
-
-
-def schema() -> tuple[str, ...]:
-    """Return the statements that make constraints and indexes; they may be run again."""
-    made = [
-        f"CREATE CONSTRAINT moothall_{name.lower()}_uid IF NOT EXISTS FOR (n:{name}) REQUIRE n.uid IS UNIQUE"
-        for name in (*LABELS, POSITION)
-    ]
-    made += [
-        f"CREATE INDEX moothall_{label.name.lower()}_{'_'.join(names)} IF NOT EXISTS FOR (n:{label.name}) "
-        f"ON ({', '.join(f'n.{name}' for name in names)})"
-        for label in LABELS.values()
-        for names in label.indexed
-    ]
-    return tuple(made)
 
 
 class CypherGraph:
@@ -65,9 +49,9 @@ class CypherGraph:
             await self._forget_oldest()
 
     async def _forget_oldest(self) -> None:
-        oldest = [row["uid"] for row in await self._store.read(retention.OLDEST, {"keep": self._keep})]
+        oldest = [row["uid"] for row in await self._store.read(OLDEST, {"keep": self._keep})]
         for start in range(0, len(oldest), _PAGE):
-            await self._store.write(retention.removal(oldest[start : start + _PAGE]))
+            await self._store.write(removal(oldest[start : start + _PAGE]))
         self._decided = 0
 
     async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:

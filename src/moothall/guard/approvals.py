@@ -9,7 +9,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from moothall.errors import Refused
@@ -76,11 +76,7 @@ class Approvals:
             "iat": int(now),
             "exp": int(now + self._seconds),
             "jti": secrets.token_hex(12),
-            "tenant": subject.tenant,
-            "workspace": subject.workspace,
-            "request_id": subject.request_id,
-            "tool": subject.tool,
-            "arguments_digest": subject.arguments_digest,
+            **asdict(subject),
         }
         return jwt.encode(claims, _private(self._key), algorithm=_ALGORITHM, headers={"typ": TYPE})
 
@@ -99,8 +95,7 @@ class Approvals:
             )
         except (jwt.InvalidTokenError, ValueError, TypeError, RecursionError) as error:
             raise Refused(f"the approval is refused: {str(error)[:200]}") from error
-        over = tuple(claims.get(name) for name in ("tenant", "workspace", "request_id", "tool", "arguments_digest"))
-        if over != (subject.tenant, subject.workspace, subject.request_id, subject.tool, subject.arguments_digest):
+        if any(claims.get(name) != value for name, value in asdict(subject).items()):
             raise Refused("the approval is over another request")
         if claims["exp"] <= self._clock():
             raise ExpiredApproval("the approval is expired")

@@ -11,7 +11,7 @@ from cachetools import LRUCache
 
 from moothall import telemetry
 from moothall.config import Llm
-from moothall.council.text import most_tokens
+from moothall.council.prompting.text import most_tokens
 from moothall.errors import ModelReplyInvalid
 from moothall.model.bodies import JSON, encode
 from moothall.model.pool import Pool, open_pool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
@@ -65,31 +65,14 @@ def repository_id(origin: str, tenant: str) -> str:
     return f"{slug}-{digest(tenant, origin)[:12]}"
 
 
-def make_registered(
-    origin: str,
-    *,
-    tenant: str = "local",
-    id: str = "",  # noqa: A002 - the record's own word
-    credential: str = "",
-    push: PushPolicy | None = None,
-    on_approval: Approval = "leave",
-    base: str = "",
-    commands: Commands | None = None,
-    listed: bool = True,
-) -> Registered:
-    """Return a checked record; without `push`, a local repository gets branches and a URL nothing."""
+def make_registered(origin: str, *, tenant: str = "local", **said: Any) -> Registered:
+    """Return a checked record. What is not `said`, empty or None has its default: an id made of the origin, and a push policy by which a local
+    repository gets branches and a URL nothing.
+    """
+    usual = {"id": repository_id(origin, tenant), "push": "local-branch" if origin.startswith("/") else "none"}
+    said = {name: value for name, value in said.items() if value is not None and value != ""}
     try:
-        return Registered(
-            id=id or repository_id(origin, tenant),
-            origin=origin,
-            tenant=tenant,
-            credential=credential,
-            push=push or ("local-branch" if origin.startswith("/") else "none"),
-            on_approval=on_approval,
-            base=base,
-            commands=commands or Commands(),
-            listed=listed,
-        )
+        return Registered(**{**usual, **said, "origin": origin, "tenant": tenant})
     except ValidationError as error:
         raise InvalidRequest(f"the repository's {wrong(error)}") from error
 

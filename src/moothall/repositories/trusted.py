@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from moothall.config import Workspace as Settings
 from moothall.domain.ids import digest
@@ -90,20 +91,12 @@ class TrustedRepositories:
         known = await asyncio.to_thread(self.registry.of_origin, place, tenant)
         if known and id not in {"", known.id}:
             known = None
-        approval = on_approval or (known.on_approval if known else "leave")
-        base = base or (known.base if known else "")
-        if approval == "merge":
-            base = await self._base(place, base)
-        entry = make_registered(
-            place,
-            tenant=tenant,
-            id=id or (known.id if known else ""),
-            on_approval=approval,
-            base=base,
-            credential=credential or (known.credential if known else ""),
-            push=push or (known.push if known else None),
-            commands=commands or (known.commands if known else None),
-        )
+        before = dict(known) if known else {}
+        given = {"id": id, "on_approval": on_approval, "base": base, "credential": credential, "push": push, "commands": commands}
+        said: dict[str, Any] = {name: value or before.get(name, "") for name, value in given.items()}
+        if said["on_approval"] == "merge":
+            said["base"] = await self._base(place, said["base"])
+        entry = make_registered(place, tenant=tenant, **said)
         if entry.push == "local-branch" and not entry.local:
             raise InvalidRequest("a URL's push policy is 'push' or 'none'; only a local repository gets a branch")
         await asyncio.to_thread(self.registry.add, entry)

@@ -9,9 +9,9 @@ from moothall.agents.service import AgentTasks
 from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally
 from moothall.config import Models
-from moothall.council.author import Author
-from moothall.council.briefing import Ask, Briefings
-from moothall.council.roster import Roster
+from moothall.council.front.author import Author
+from moothall.council.front.roster import Roster
+from moothall.council.prompting.briefing import Ask, Briefings
 from moothall.guard.accounts import Accounts
 from moothall.guard.decisions import Decisions
 from moothall.guard.parking import Parking

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from moothall.council import params
+from moothall.council.front import params
 from moothall.domain.briefing import BriefingRequest
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, new_task_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moothall.council.author import Author, Written
+from moothall.council.front.author import Author, Written
 from moothall.pb.storycoach.v1 import storycoach_pb2 as pb
 from moothall.pb.storycoach.v1 import storycoach_pb2_grpc as pb_grpc
 from moothall.planning import coach

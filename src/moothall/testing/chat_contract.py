@@ -1,20 +1,26 @@
-"""What every chat server must do for us: the same cases run on the scripted server and on real ones.
+"""What every chat server must do for us: the same cases run on the scripted server and on real ones; and what asks one without waiting long.
 
 Subclass `ChatModelContract` in a test module that has a fixture `model`. Nothing here depends on what the model says.
 """
-# ruff: noqa: S101, PLR2004 - these are tests
 
 from __future__ import annotations
 
+# ruff: noqa: S101, PLR2004 - these are tests
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from moothall.domain.chat import Message
+from moothall.config import Llm
+from moothall.domain.chat import ChatRequest, Message, ReplySchema
 from moothall.errors import DeadlineExceeded
+from moothall.model.client import OpenAIModel, open_model
 from moothall.ports import ChatModel
-from moothall.testing.chat import FINISH, ask
+from moothall.testing.model import Answer, ScriptedModel, scripted_model
 
 
 class ChatModelContract:
@@ -70,3 +76,35 @@ class ChatModelContract:
             with pytest.raises(DeadlineExceeded):
                 await model.chat(story)
         assert (await model.chat(ask(max_tokens=8))).text
+
+
+FINISH = ReplySchema(
+    "turn",
+    {
+        "type": "object",
+        "properties": {"finish": {"type": "string", "maxLength": 40}},
+        "required": ["finish"],
+        "additionalProperties": False,
+    },
+)
+
+
+def ask(call_id: str = "task-1/agent-dev-001/propose/0.1", *, seconds: float = 30.0, **more: Any) -> ChatRequest:
+    """Return a small request whose deadline is `seconds` from now; `more` are other fields of it."""
+    fields: dict[str, Any] = {
+        "messages": (Message("system", "You help."), Message("user", "Say hello.")),
+        "max_tokens": 64,
+        "deadline": datetime.now(UTC) + timedelta(seconds=seconds),
+        **more,
+    }
+    return ChatRequest(call_id=call_id, **fields)
+
+
+@asynccontextmanager
+async def talking(
+    answer: Answer, server: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[tuple[OpenAIModel, ScriptedModel]]:
+    """A client with these `Llm` settings, and its scripted server with these arguments."""
+    quick = {"retry_seconds": 0.001, "retries": 2, "connect_seconds": 2.0, **settings}
+    async with scripted_model(answer, **(server or {})) as running, open_model(Llm(**quick), running.base_url) as model:
+        yield model, running

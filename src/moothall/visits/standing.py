@@ -1,4 +1,4 @@
-"""A workspace that stays open while callers come and go, and that outlives its executor."""
+"""A workspace that stays open while callers come and go, and that outlives its executor; and what it takes to lend it to a workflow."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from datetime import datetime
 
 from moothall.domain.code import Ask, CodeBlock, CodeRun
 from moothall.domain.evidence import CheckRun
-from moothall.domain.repository import Patch, Prepared
+from moothall.domain.repository import Base, Patch, Prepared
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import MoothallError, PatchRefused, WorkspaceFailed
-from moothall.ports import Hear, Workspace, Workspaces
+from moothall.guard.seat import SeatContext
+from moothall.ports import Hear, Repositories, Workspace, Workspaces
 from moothall.telemetry import get_logger
 from moothall.tools.spec import Danger, ToolSpec
 
@@ -140,3 +141,41 @@ async def _files(workspace: Workspace, before: str) -> str:
     except PatchRefused as error:
         log.warning("the files of a lost workspace cannot be taken over", workspace=workspace.id, reason=error.message)
         return before
+
+
+@dataclass(frozen=True, slots=True)
+class Returning:
+    """What it takes to open a workspace again: whose it is, the base, and a commit with its files as they were last kept."""
+
+    workspace: str
+    principal: str
+    tenant: str
+    role: str
+    persona: str
+    deadline: datetime
+    repository: str
+    base_sha: str
+    commit_sha: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """An open workspace in the hands of a workflow. `closing` is set when its caller or its time ends it."""
+
+    seat: SeatContext
+    workspace: StandingWorkspace
+    closing: asyncio.Event
+    repositories: Repositories
+
+    @property
+    def base(self) -> Base:
+        """What it was opened on."""
+        return self.workspace.prepared.base
+
+    async def commit(self) -> str:
+        """Keep the files as they are now and return the commit. Raises `PatchRefused`, `WorkspaceFailed`."""
+        return (await self.workspace.patch("files as a workflow left them")).commit_sha
+
+    async def rewind(self, commit: str) -> None:
+        """Make the files as a commit has them."""
+        await self.workspace.rewind(await self.repositories.diff(self.base, commit) if commit else "")

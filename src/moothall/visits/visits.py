@@ -27,8 +27,7 @@ from moothall.telemetry import get_logger
 from moothall.tools.catalogue import is_granted
 from moothall.tools.spec import Danger, ToolSpec
 from moothall.visits.answers import GONE, Answers
-from moothall.visits.loans import Loan, Returning
-from moothall.visits.standing import StandingWorkspace
+from moothall.visits.standing import Loan, Returning, StandingWorkspace
 
 log = get_logger(__name__)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from moothall.aio import said
 from moothall.config import Settings
-from moothall.council.request import Defaults, plan
+from moothall.council.front.request import Defaults, plan
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest

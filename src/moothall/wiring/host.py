@@ -13,9 +13,9 @@ from typing import Any
 
 from moothall.config import Settings, secret_values
 from moothall.config.models import DEFAULT
+from moothall.council.prompting.survey import Surveyor
 from moothall.council.protocols import Parts
 from moothall.council.recording import Named
-from moothall.council.survey import Surveyor
 from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
 from moothall.errors import ConfigurationError
@@ -24,7 +24,6 @@ from moothall.fleet.host import Host
 from moothall.fleet.in_process import Alive
 from moothall.fleet.owner import Process, registered, this_process
 from moothall.guard.accounts import BUCKET, Accounts
-from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.guard.keys import keys_of
 from moothall.model.replicas import open_models
@@ -33,7 +32,7 @@ from moothall.sandbox.probe import check_walls
 from moothall.telemetry import configure_logs, log_apart, metrics
 from moothall.wiring.bus import Bus, open_bus
 from moothall.wiring.lending import Home, disk_of, for_hosts, home_of, sees
-from moothall.wiring.rules import open_rules
+from moothall.wiring.rules import audit_log, open_rules
 from moothall.wiring.telemetry import report_figures, settle, spans
 from moothall.wiring.trusted import Leaving, open_hands
 
@@ -98,19 +97,9 @@ async def _host(
         models = await stack.enter_async_context(open_models(settings.choice, model_url))
         writer, keys, far = f"{name}-{digest(bus_url)[:8]}", keys_of(settings) if home is None else home.keys, None
         if home is not None:
-            writer, far = (
-                f"{writer}-{disk_of(settings.data_dir)}",
-                None if sees(settings.data_dir, home) else bus,
-            )  # each disk has chains of its own
-        audit = await stack.enter_async_context(
-            AuditLog(
-                settings.data_dir,
-                writer,
-                sync_records=settings.guard.audit_sync_records,
-                key=keys.audit,
-                publish=bus.publish,
-            )
-        )
+            writer = f"{writer}-{disk_of(settings.data_dir)}"  # each disk has chains of its own
+            far = None if sees(settings.data_dir, home) else bus
+        audit = await stack.enter_async_context(audit_log(settings, bus, keys, writer))
         rules = await stack.enter_async_context(open_rules(settings, bus, keys=keys))
         hands = await stack.enter_async_context(open_hands(settings, far))
         remote_agents: Mapping[str, ChatModel] = {}
@@ -135,16 +124,8 @@ async def _host(
             clean=functools.partial(scrub, known=secret_values(settings)),
         )
         accounts = Accounts(bus.bucket(BUCKET), settings.limits)
-        host = Host(
-            name,
-            bus,
-            hands.repositories,
-            parts,
-            settings.ray.seats_per_host,
-            accounts,
-            settings.bus.ack_wait_seconds,
-            node=node,
-        )
+        seats, patience = settings.ray.seats_per_host, settings.bus.ack_wait_seconds
+        host = Host(name, bus, hands.repositories, parts, seats, accounts, patience, node=node)
         ready()
         await host.run()
 
@@ -178,14 +159,13 @@ async def open_fleet(settings: Settings, *, on_ray: bool, instance: str = "") ->
         ) from error
 
     def by_ray(_bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
-        main = functools.partial(
-            host_main,
-            house=this_process(),
-            settings=for_hosts(settings),
-            bus_url=bus_url,
-            model_url=model_url,
-            home=home_of(settings),
-        )
+        given: dict[str, Any] = {
+            "settings": for_hosts(settings),
+            "bus_url": bus_url,
+            "model_url": model_url,
+            "home": home_of(settings),
+        }
+        main = functools.partial(host_main, house=this_process(), **given)
         hosts: AbstractAsyncContextManager[Alive] = ray_fleet.hosting(settings.ray, functools.partial(_called, instance, main))
         return hosts
 

@@ -11,12 +11,12 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from moothall.aio import beside, said, start_beside
+from moothall.aio import beside, enter_beside, said, start_beside
 from moothall.collector import Collector
 from moothall.collector.onlooker import Onlooker
 from moothall.config import Llm, Ray, Settings, secret_values
-from moothall.council.desk import Desk
-from moothall.council.roster import Roster
+from moothall.council.front.desk import Desk
+from moothall.council.front.roster import Roster
 from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
 from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable
@@ -117,7 +117,7 @@ async def _build(
     await _check_first(settings, tell, serving=serving)
     walls = await _check_parts(settings, tell, roles, serving=serving, asked=asked)
     # Only now: half a second of imports that a wrong address need not wait for.
-    from moothall.council.briefing import Briefings, estimate
+    from moothall.council.prompting.briefing import Briefings, estimate
     from moothall.model.counting import counting
     from moothall.wiring.graph import graph_of
     from moothall.wiring.host import open_fleet
@@ -146,10 +146,10 @@ async def _build(
         watches=serving and bool(roles & {"api", "page"}),
     )
     # Left in reverse: the hosts stop first, then the collector has folded what they said last.
-    await (await stack.enter_async_context(start_beside(beside(deciding.run(), "collector"))))
+    await enter_beside(stack, beside(deciding.run(), "collector"))
     roster = Roster(bus, settings.limits, settings.choice)
     await roster.refresh()
-    await (await stack.enter_async_context(start_beside(beside(roster.run(), "councils"))))
+    await enter_beside(stack, beside(roster.run(), "councils"))
     with said(tell, "the model"):
         answering = await model
     with said(tell, "the graph"):
@@ -158,7 +158,7 @@ async def _build(
         hosting = await fleet
         alive: Alive = functools.partial(_answering, bus)
         if hosts:
-            alive = await (await stack.enter_async_context(start_beside(hosting(bus, url, answering))))
+            alive = await enter_beside(stack, hosting(bus, url, answering))
     count = await stack.enter_async_context(counting(settings.llm, answering)) if answering else estimate
     briefed = functools.partial(
         Briefings, graph.ask, settings.limits, count=count, clean=functools.partial(scrub, known=secret_values(settings))

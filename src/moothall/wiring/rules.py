@@ -12,6 +12,7 @@ from moothall.aio import beside
 from moothall.config import Guard, Settings
 from moothall.errors import ConfigurationError
 from moothall.guard.approvals import Approvals
+from moothall.guard.audit import AuditLog
 from moothall.guard.grants import ROLES_FILE, Grants, policies_folder, read_grants
 from moothall.guard.keys import Keys, keys_of
 from moothall.guard.orders import REVOKED, SWITCHES, Revocations, Switches
@@ -47,11 +48,7 @@ async def open_rules(
     tokens = Tokens(own.guard, longest_token(settings), revoked=revoked.any)
     async with AsyncExitStack() as stack:
         policy = await stack.enter_async_context(open_policy(settings))
-        for work, name in (
-            (off.run(), "tools"),
-            (revoked.run(), "revocations"),
-            (waiting.run(), "parked"),
-        ):
+        for work, name in ((off.run(), "tools"), (revoked.run(), "revocations"), (waiting.run(), "parked")):
             await stack.enter_async_context(beside(work, name))
         toolkits: dict[str, Toolkit] = {}
         leaving: list[Callable[[str], Awaitable[None]]] = []
@@ -142,6 +139,12 @@ def _folder(guard: Guard) -> Path:
     if not folder.is_dir():
         raise ConfigurationError(f"guard.policies {folder} is no folder")
     return folder
+
+
+def audit_log(settings: Settings, bus: Bus, keys: Keys, writer: str) -> AuditLog:
+    """Return the record of tool calls of this process, which is called `writer` in it."""
+    often = settings.guard.audit_sync_records
+    return AuditLog(settings.data_dir, writer, sync_records=often, key=keys.audit, publish=bus.publish)
 
 
 @asynccontextmanager

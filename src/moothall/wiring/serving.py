@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from moothall.aio import beside, said, start_beside
+from moothall.aio import beside, enter_beside, said
 from moothall.bus.registry import EVENTS
 from moothall.collector import Collector
 from moothall.collector.onlooker import Onlooker
@@ -16,10 +16,10 @@ from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally
 from moothall.config import Models, Settings, secret_values
 from moothall.config.models import DEFAULT
-from moothall.council.author import Author
-from moothall.council.briefing import Briefings
-from moothall.council.desk import Desk
-from moothall.council.roster import Roster
+from moothall.council.front.author import Author
+from moothall.council.front.desk import Desk
+from moothall.council.front.roster import Roster
+from moothall.council.prompting.briefing import Briefings
 from moothall.domain.identity import Principal
 from moothall.domain.overview import Condition
 from moothall.domain.secrets import scrub
@@ -136,40 +136,29 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
         await asyncio.gather(bus.measure(), *([look(settings.choice, behind.model_url)] if behind.model_url else []))
 
     async with AsyncExitStack() as stack:
-        metrics = await (
-            await stack.enter_async_context(start_beside(figures(settings.metrics, bus, lambda: behind.collector.under_way, see)))
-        )
+        metrics = await enter_beside(stack, figures(settings.metrics, bus, lambda: behind.collector.under_way, see))
         planner = Planner(bus, settings.limits)
         architects = (
             settings.limits.architects if settings.llm.base_url is not None else 0
         )  # the small model divides nothing well
-
         if "collector" in behind.roles:
             checking = beside(watch_log(settings.data_dir, settings.bus.check_seconds, bus, tell), "log-check")
-            await (await stack.enter_async_context(start_beside(checking)))
-            await (await stack.enter_async_context(start_beside(sending_webhooks(settings, bus))))
+            await enter_beside(stack, checking)
+            await enter_beside(stack, sending_webhooks(settings, bus))
         if "planning" in behind.roles:
-            work = Work(
-                bus,
-                desk,
-                settings.limits,
-                planner,
-                trusted_repositories(settings).land,
-                architects=architects,
-                alone=functools.partial(alone, settings, bus),
-            )
-            await (await stack.enter_async_context(start_beside(beside(work.run(), "planner"))))
-        rules = await (await stack.enter_async_context(start_beside(open_rules(settings, bus))))
+            land, turns = trusted_repositories(settings).land, functools.partial(alone, settings, bus)
+            work = Work(bus, desk, settings.limits, planner, land, architects=architects, alone=turns)
+            await enter_beside(stack, beside(work.run(), "planner"))
+        rules = await enter_beside(stack, open_rules(settings, bus))
         visits, workflows = None, None
         if "tools" in behind.roles:
             if settings.bus.url is not None:
                 # Workspaces and workflows are one process's: a second would take up what the first is at.
                 with said(tell, "the process that has the role tools to end"):
-                    tools = await stack.enter_async_context(start_beside(alone(settings, bus, "tools")))
-                    await tools
+                    await enter_beside(stack, alone(settings, bus, "tools"))
             writer = f"{WRITER}-{behind.instance}" if behind.instance else WRITER
-            visits = await (await stack.enter_async_context(start_beside(tool_service(settings, bus, rules, writer))))
-            workflows = await (await stack.enter_async_context(start_beside(workflow_service(settings.guard, bus, visits))))
+            visits = await enter_beside(stack, tool_service(settings, bus, rules, writer))
+            workflows = await enter_beside(stack, workflow_service(settings.guard, bus, visits))
             visits.await_calls(of_tasks(desk))
         doors = Doors(
             desk=desk,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from moothall.collector.fold import State, fold
 from moothall.collector.overview import Overview
 from moothall.config import Settings
-from moothall.council.desk import Desk
-from moothall.council.request import Defaults
+from moothall.council.front.desk import Desk
+from moothall.council.front.request import Defaults
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import check_id, is_id, seat_named
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result

@@ -16,7 +16,6 @@ from moothall.config import Guard, Runner, Settings, secret_values
 from moothall.domain.event import Recorded
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import RepositoryRef
-from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.guard.keys import keys_of
 from moothall.guard.rules import Rules
@@ -26,6 +25,7 @@ from moothall.visits.executions import Executions
 from moothall.visits.requests import Requests
 from moothall.visits.visits import Visits
 from moothall.wiring.bus import Bus, bus_url, hold_or_find, open_bus
+from moothall.wiring.rules import audit_log, open_rules
 from moothall.wiring.trusted import Leaving, open_hands, trusted_repositories
 from moothall.workflows.plan import document_digest
 from moothall.workflows.record import Chronicle
@@ -38,26 +38,12 @@ WRITER = "serve"
 async def tool_service(settings: Settings, bus: Bus, rules: Rules, writer: str = WRITER) -> AsyncIterator[Visits]:
     """Answer requests on the bus, and yield what the other doors lead to. At the end every workspace is closed. `writer` names this process in the audit."""
     async with AsyncExitStack() as stack:
-        audit = await stack.enter_async_context(
-            AuditLog(
-                settings.data_dir,
-                writer,
-                sync_records=settings.guard.audit_sync_records,
-                key=keys_of(settings).audit,
-                publish=bus.publish,
-            )
-        )
+        audit = await stack.enter_async_context(audit_log(settings, bus, keys_of(settings), writer))
         hands = await stack.enter_async_context(open_hands(settings))
         gate = Gate(settings.guard, audit, bus.publish, rules, source="executor")
+        places = Leaving(hands.workspaces, rules.left)
         visits = await stack.enter_async_context(
-            Visits(
-                gate,
-                rules.tokens,
-                Leaving(hands.workspaces, rules.left),
-                hands.repositories,
-                settings.guard,
-                run_code=hands.run_code,
-            )
+            Visits(gate, rules.tokens, places, hands.repositories, settings.guard, run_code=hands.run_code)
         )
         if rules.parking is not None:
             rules.parking.on_resolved(visits.heed_resolution)
@@ -133,8 +119,6 @@ async def run_workflow(settings: Settings, asked: Asked, tell: Tell) -> AsyncGen
 
 async def _here(settings: Settings, asked: Asked, tell: Tell, stack: AsyncExitStack) -> AsyncGenerator[Recorded, None]:
     """Begin it in this process, or go on with it."""
-    from moothall.wiring.rules import open_rules
-
     url = await stack.enter_async_context(bus_url(settings.bus, settings.data_dir))
     bus = await stack.enter_async_context(open_bus(settings.bus, url, secrets=secret_values(settings)))
     rules = await stack.enter_async_context(open_rules(settings, bus))

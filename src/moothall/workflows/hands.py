@@ -12,7 +12,7 @@ from moothall.domain.event import EventType
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.domain.topic import Channel
 from moothall.ports import Log
-from moothall.visits.loans import Loan
+from moothall.visits.standing import Loan
 from moothall.visits.visits import Visits
 
 

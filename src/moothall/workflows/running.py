@@ -19,7 +19,7 @@ from moothall.errors import InvalidRequest, MoothallError, NotFound, Permanent, 
 from moothall.guard.gate import Gate
 from moothall.ports import Bucket, Log
 from moothall.telemetry import get_logger
-from moothall.visits.loans import Loan, Returning
+from moothall.visits.standing import Loan, Returning
 from moothall.visits.visits import Visits
 from moothall.workflows.engine import Engine
 from moothall.workflows.hands import VisitHands

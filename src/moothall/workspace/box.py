@@ -59,6 +59,18 @@ class Place:
     toolchains: tuple[Path, ...] = ()
     python: Path | None = None
 
+    def confined(self, limits: Sandbox, **more: Any) -> dict[str, Any]:
+        """Return what the program in it is told of its walls."""
+        return {
+            "landlock": "landlock" not in limits.allow_degraded,
+            "writable": [ENVIRONMENT] if self.env and self.env_writable else [],
+            "open_files": limits.open_files,
+            "processes": limits.processes,
+            "memory_bytes": limits.memory_bytes,
+            "disk_bytes": limits.disk_bytes,
+            **more,
+        }
+
 
 async def remove_tree(path: Path) -> None:
     """Remove a tree that hostile code may have written: any depth, any modes, no link followed."""

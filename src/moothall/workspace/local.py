@@ -42,10 +42,9 @@ from moothall.sandbox.spec import ENVIRONMENT
 from moothall.tools import sessions
 from moothall.workspace import limits
 from moothall.workspace.answers import check_run, result_of, tests_output
-from moothall.workspace.asking import Asking, asked_too_often, full_run, most_asked
+from moothall.workspace.asking import Asking, asked_too_often, converse, full_run, most_asked
 from moothall.workspace.box import Box, Place
 from moothall.workspace.bundle import grammars
-from moothall.workspace.conversing import converse
 from moothall.workspace.first import FirstChanges
 from moothall.workspace.gittools import GitState, git_tool
 from moothall.workspace.localbox import LocalBox

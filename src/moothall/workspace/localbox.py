@@ -120,16 +120,7 @@ class LocalBox(Box):
             log=self._log,
         )
         binds = ((place.env, ENVIRONMENT),) if place.env else ()
-        options = {
-            "landlock": not spec.degraded("landlock"),
-            "writable": [ENVIRONMENT] if place.env and place.env_writable else [],
-            "open_files": limits.open_files,
-            "processes": limits.processes,
-            "memory_bytes": limits.memory_bytes,
-            "disk_bytes": limits.disk_bytes,
-            "cgroup": parents() is not None,
-            "proxied": place.reach is not None,
-        }
+        options = place.confined(limits, cgroup=parents() is not None, proxied=place.reach is not None)
         argv = (str(interpreter()), "-I", "-S", "-c", BOOT.format(module=place.program), str(descriptor), json.dumps(options))
         if place.env_writable:
             return replace(spec, argv=argv, rw=binds)

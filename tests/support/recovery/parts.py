@@ -24,11 +24,11 @@ async def serve() -> None:
     from moothall.bus.nats.jetstream import open_bus
     from moothall.collector.overview import Overview
     from moothall.collector.tally import Tally
-    from moothall.council.author import Author
-    from moothall.council.briefing import Briefings
-    from moothall.council.desk import Desk
-    from moothall.council.request import Defaults
-    from moothall.council.roster import Roster
+    from moothall.council.front.author import Author
+    from moothall.council.front.desk import Desk
+    from moothall.council.front.request import Defaults
+    from moothall.council.front.roster import Roster
+    from moothall.council.prompting.briefing import Briefings
     from moothall.guard.accounts import BUCKET, Accounts
     from moothall.guard.decisions import Decisions
     from moothall.planning.board import Board

@@ -16,7 +16,7 @@ from benchmarks.targets import targets
 from moothall.config import Llm
 from moothall.errors import MoothallError
 from moothall.model.client import open_model
-from moothall.testing.chat import FINISH, ask
+from moothall.testing.chat_contract import FINISH, ask
 
 
 class Work:

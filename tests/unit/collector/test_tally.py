@@ -6,7 +6,7 @@ import pytest
 
 from moothall.collector.tally import CouncilHealth, Latencies, Tally, Totals
 from moothall.config import Limits
-from moothall.council.roster import Roster
+from moothall.council.front.roster import Roster
 from moothall.domain.codec import dump
 from moothall.domain.council import CouncilConfig
 from moothall.domain.event import EventType, new_event

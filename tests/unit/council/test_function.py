@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from moothall.config import Limits
-from moothall.council.context import Shown
 from moothall.council.function import function_of
-from moothall.council.reply import MalformedReplyError
+from moothall.council.prompting.context import Shown
+from moothall.council.prompting.reply import MalformedReplyError
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply
 from moothall.domain.event import EventType

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from moothall.config import Limits
-from moothall.council.request import Defaults, plan
+from moothall.council.front.request import Defaults, plan
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
 from moothall.domain.repository import Base, Patch

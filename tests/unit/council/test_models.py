@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from moothall.config import Limits, Llm, Models
+from moothall.council.front.request import Defaults, plan
 from moothall.council.recording import Named, Recording
-from moothall.council.request import Defaults, plan
 from moothall.domain.council import Agent, Capabilities, Council, CouncilConfig
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL

@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from moothall.council.params import check_protocol
+from moothall.council.front.params import check_protocol
 from moothall.domain.protocol import DEFAULT_PROTOCOL, PROTOCOLS, ProtocolName
 
 

@@ -15,8 +15,8 @@ import pytest
 from moothall.collector.decide import last_moment, ready
 from moothall.collector.fold import fold
 from moothall.config import Limits
-from moothall.council.desk import Desk
-from moothall.council.request import Defaults
+from moothall.council.front.desk import Desk
+from moothall.council.front.request import Defaults
 from moothall.domain.budget import Budget
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded, new_event

@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 
 from moothall.config import Limits
-from moothall.council.desk import Desk
 from moothall.council.facts import Facts
+from moothall.council.front.desk import Desk
+from moothall.council.front.request import Defaults
 from moothall.council.recording import RecordedModel, Recording
-from moothall.council.request import Defaults
 from moothall.domain.budget import Ledger
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import LOCAL

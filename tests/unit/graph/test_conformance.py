@@ -11,8 +11,8 @@ import pytest
 from moothall.domain.event import EventType
 from moothall.domain.ids import ROLES
 from moothall.errors import GraphUnavailable, InvalidRequest
-from moothall.graph.retention import Statement
 from moothall.graph.shape import LABELS, RELATIONS
+from moothall.graph.statements import Statement
 from moothall.graph.store import CypherGraph, Store
 from moothall.planning.scopes import scopes
 from support.chronicle import BASE, PATH, SEATS, Chronicle, delivered, proposal_of, recorded

@@ -18,7 +18,8 @@ from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest
 from moothall.graph.elsewhere import Elsewhere, answering
 from moothall.graph.embedded import embedded_store
 from moothall.graph.neo4j import neo4j_store
-from moothall.graph.store import CypherGraph, schema
+from moothall.graph.statements import schema
+from moothall.graph.store import CypherGraph
 from support.chronicle import Chronicle, recorded
 from support.neo4j import Address
 from support.servers import free_port, relayed

@@ -13,7 +13,7 @@ from moothall.domain.budget import Usage
 from moothall.domain.chat import Message
 from moothall.errors import ConfigurationError
 from moothall.model.client import open_model
-from moothall.testing.chat import FINISH, ask, talking
+from moothall.testing.chat_contract import FINISH, ask, talking
 from moothall.testing.model import Fault, call_id_of, phase_of, scripted_model, seat_of, step_of
 
 

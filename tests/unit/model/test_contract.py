@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from moothall.model.client import OpenAIModel
-from moothall.testing.chat import talking
-from moothall.testing.chat_contract import ChatModelContract
+from moothall.testing.chat_contract import ChatModelContract, talking
 from moothall.testing.model import Fault
 
 

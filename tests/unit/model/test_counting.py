@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moothall.config import Llm
-from moothall.council.text import most_tokens
+from moothall.council.prompting.text import most_tokens
 from moothall.model.counting import counting
 from moothall.testing.model import scripted_model
 

@@ -10,7 +10,7 @@ import pytest
 from moothall.config import Llm
 from moothall.errors import ModelReplyInvalid
 from moothall.model.dialect import Dialect, priority_of
-from moothall.testing.chat import FINISH, ask, talking
+from moothall.testing.chat_contract import FINISH, ask, talking
 from moothall.testing.model import Fault
 
 ADDITIONS = {"cache_salt", "priority"}

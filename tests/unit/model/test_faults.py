@@ -14,7 +14,7 @@ import pytest
 from moothall.config import Llm
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
 from moothall.model.client import open_model
-from moothall.testing.chat import ask, talking
+from moothall.testing.chat_contract import ask, talking
 from moothall.testing.model import Fault, scripted_model
 
 

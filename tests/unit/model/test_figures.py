@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from moothall.errors import ConfigurationError, ModelReplyInvalid
 from moothall.model.dialect import read_figures
-from moothall.testing.chat import talking
+from moothall.testing.chat_contract import talking
 
 TOLD = """# HELP vllm:num_requests_running Number of requests
 # TYPE vllm:num_requests_running gauge

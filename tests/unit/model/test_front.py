@@ -15,7 +15,7 @@ from moothall.errors import ConfigurationError, ModelUnavailable
 from moothall.model.client import OpenAIModel, open_model
 from moothall.model.counting import counting
 from moothall.model.front import serve_front
-from moothall.testing.chat import ask
+from moothall.testing.chat_contract import ask
 from moothall.testing.model import Answer, Fault, ScriptedModel, scripted_model
 
 

@@ -18,7 +18,7 @@ from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInva
 from moothall.model.bodies import count_usage
 from moothall.model.client import OpenAIModel, open_model
 from moothall.model.said import error_message, read_models
-from moothall.testing.chat import ask, talking
+from moothall.testing.chat_contract import ask, talking
 from moothall.testing.model import Fault
 
 Say = Callable[[asyncio.StreamWriter], Awaitable[None]]

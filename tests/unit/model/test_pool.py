@@ -22,7 +22,7 @@ from moothall.errors import ConfigurationError, ModelUnavailable
 from moothall.model.client import open_model
 from moothall.model.reaching import reach
 from moothall.model.takers import ChatTaker
-from moothall.testing.chat import ask, talking
+from moothall.testing.chat_contract import ask, talking
 
 Serve = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")

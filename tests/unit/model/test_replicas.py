@@ -16,7 +16,7 @@ from moothall.domain.chat import ReplySchema
 from moothall.errors import ModelUnavailable
 from moothall.model.client import OpenAIModel, open_model
 from moothall.model.replicas import ReplicatedModel, open_models
-from moothall.testing.chat import ask
+from moothall.testing.chat_contract import ask
 from moothall.testing.model import Answer, Fault, ScriptedModel, scripted_model
 
 QUICK = Llm(retries=0, retry_seconds=0.001)

@@ -68,7 +68,7 @@ def test_a_credential_is_named_never_held(credential: str) -> None:
 @pytest.mark.parametrize(("field", "value"), [("id", "Not An Id"), ("tenant", "../x")])
 def test_ids_are_checked(field: str, value: str) -> None:
     with pytest.raises(InvalidRequest, match="is not an id"):
-        make_registered("/srv/x", **{field: value})  # type: ignore[arg-type] # the value under test
+        make_registered("/srv/x", **{field: value})
 
 
 def test_a_broken_record_is_named(registry: Registry, tmp_path: Path) -> None:

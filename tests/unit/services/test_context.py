@@ -14,7 +14,7 @@ import pytest_asyncio
 from google.protobuf import json_format
 
 from moothall.config import Limits
-from moothall.council.briefing import Briefings
+from moothall.council.prompting.briefing import Briefings
 from moothall.domain.briefing import BriefingRequest
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL

@@ -11,8 +11,8 @@ import pytest
 from moothall import config
 from moothall.collector.fold import State, fold
 from moothall.collector.overview import Overview
-from moothall.council.desk import Desk
-from moothall.council.request import Defaults
+from moothall.council.front.desk import Desk
+from moothall.council.front.request import Defaults
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.identity import LOCAL

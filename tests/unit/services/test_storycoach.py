@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from moothall.council.author import RULES
+from moothall.council.front.author import RULES
 from moothall.pb.storycoach.v1 import storycoach_pb2 as pb
 from moothall.pb.storycoach.v1 import storycoach_pb2_grpc as pb_grpc
 from support.callers import TOKEN, serving

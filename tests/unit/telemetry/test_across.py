@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from moothall import telemetry
 from moothall.collector import Collector
 from moothall.config import Limits, Trace
-from moothall.council.desk import Desk
-from moothall.council.request import Defaults
+from moothall.council.front.desk import Desk
+from moothall.council.front.request import Defaults
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest

@@ -15,8 +15,8 @@ from moothall.aio import beside
 from moothall.bus.nats.jetstream import open_bus
 from moothall.bus.nats.server import embedded_server
 from moothall.config import Limits
-from moothall.council.request import Defaults
-from moothall.council.thread import decided as decision
+from moothall.council.front.request import Defaults
+from moothall.council.front.thread import decided as decision
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.fleet import FLEET, HostState

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from moothall.config import Limits
-from moothall.council.survey import Surveyor, SurveyOrder
+from moothall.council.prompting.survey import Surveyor, SurveyOrder
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Prepared, Profile
 from moothall.domain.tool import ToolStatus

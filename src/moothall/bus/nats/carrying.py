@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
-
-import nats.errors
-from nats.aio.msg import Msg
+from contextlib import aclosing, asynccontextmanager
 
 from moothall.bus import registry
-from moothall.bus.nats.connection import connection, log, translate_errors
+from moothall.bus.nats.connection import connection, translate_errors
 from moothall.bus.nats.lean import LeanClient, heed_cancel
+from moothall.bus.nats.requests import messages
 from moothall.config import Bus
 from moothall.domain.topic import Channel
-from moothall.errors import BusUnavailable
-
-_LOOK = 1.0
 
 
 class Carrying:
@@ -32,24 +26,9 @@ class Carrying:
 
     async def hear(self, name: str) -> AsyncGenerator[bytes, None]:
         """Yield what is sent under a name until closed. Raises `BusUnavailable` once the bus is closed."""
-        arrived: asyncio.Queue[Msg] = asyncio.Queue()  # bounded by what its sender may have on the way
-        with translate_errors(f"listen for {name}"):
-            subscription = await self._client.hear(registry.literal(Channel.LINK.of(name)), arrived.put_nowait)
-        try:
-            while True:
-                try:
-                    async with asyncio.timeout(_LOOK):
-                        message = await arrived.get()
-                except TimeoutError:
-                    if self._client.is_closed:
-                        raise BusUnavailable(f"the bus was closed while {name} was listened to") from None
-                    continue
+        async with aclosing(messages(self._client, registry.literal(Channel.LINK.of(name)))) as arriving:
+            async for message in arriving:  # as many wait as its sender may have on the way
                 yield message.data
-        finally:
-            try:
-                await self._client.unhear(subscription)
-            except nats.errors.Error as error:
-                log.debug("unsubscribing failed", subject=name, reason=str(error))
 
 
 @asynccontextmanager

@@ -9,7 +9,6 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import nats.errors
-from nats.aio.msg import Msg
 
 from moothall import telemetry
 from moothall.aio import beside
@@ -28,18 +27,17 @@ from moothall.bus.nats.outbox import Outbox
 from moothall.bus.nats.stored import Stored
 from moothall.bus.nats.tail import Tail
 from moothall.bus.packing import Packer
-from moothall.bus.raw import NO_HEADERS, Raw, StreamState
+from moothall.bus.raw import NO_HEADERS, Raw
 from moothall.bus.registry import DURABLES, STREAMS
 from moothall.config import Bus
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
 from moothall.domain.topic import Channel, Topic
-from moothall.errors import BusUnavailable, InvalidRequest
+from moothall.errors import InvalidRequest
 from moothall.ports import Answerer, Glance, Handler, Receipt
 from moothall.telemetry import metrics
 
 _WAITING = 10_000
-_LOOK = 1.0
 _AGAIN = 1.0
 
 
@@ -53,7 +51,11 @@ class JetStreamBus:
         self._stored = stored
         self._tail = tail
         self._packer = Packer(self._stored.put, self._stored.get, settings.blob_bytes, self._secrets)
-        self._documents = self.bucket(DOCUMENTS.name)
+        documents = self.bucket(DOCUMENTS.name)
+        self.put, self.get, self.keys, self.remove = documents.put, documents.get, documents.keys, documents.remove
+        # What lies under the events, for who looks there: see `RawStore`.
+        self.raw, self.state, self.removed, self.purge = stored.raw, stored.state, stored.removed, stored.purge
+        self.put_raw, self.delete_raw, self.subjects, self.drop = stored.put_raw, stored.delete_raw, stored.subjects, stored.drop
         self._batching = Batching(
             self._send_batch, self._packer, settings.batch_seconds, settings.ack_wait_seconds / 2, settings.in_flight
         )
@@ -202,29 +204,9 @@ class JetStreamBus:
         subject = registry.literal(topic)
         await requests.answer(self._client, self._stored.acks, subject, answerer, subject if shared else "")
 
-    async def put(self, key: str, document: Mapping[str, Any]) -> None:
-        """Store a document, replacing. Raises `BusUnavailable`, `InvalidRequest`."""
-        await self._documents.put(key, document)
-
-    async def get(self, key: str) -> Mapping[str, Any] | None:
-        """Return the document or None."""
-        return await self._documents.get(key)
-
-    async def keys(self) -> Sequence[str]:
-        """Return all keys, sorted."""
-        return await self._documents.keys()
-
-    async def remove(self, key: str) -> None:
-        """Remove the document under a key, if there is one."""
-        await self._documents.remove(key)
-
     def bucket(self, name: str) -> KvBucket:
         """Return a bucket of the registry. Raises `InvalidRequest` for another name."""
         return KvBucket(self._stored, self._packer, bucket_of(name))
-
-    def raw(self, stream: str, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Raw]:
-        """Yield what a stream stores now, in order; under `subjects` alone where given."""
-        return self._stored.raw(stream, after_seq, subjects)
 
     async def known(self, channel: Channel) -> Sequence[str]:
         """Return the ids of what a channel of the log tells of."""
@@ -234,37 +216,9 @@ class JetStreamBus:
         """Remove all records of one thing from the log."""
         await self.drop(registry.EVENTS.name, registry.literal(topic))
 
-    async def subjects(self, stream: str, pattern: str) -> Sequence[str]:
-        """Return the subjects under `pattern` that have records."""
-        return await self._stored.subjects(stream, pattern)
-
-    async def drop(self, stream: str, subject: str) -> None:
-        """Remove all records of one subject."""
-        await self._stored.drop(stream, subject)
-
-    async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str] = NO_HEADERS, *, message_id: str = "") -> int:
-        """Store bytes and return the seq; a repeated `message_id` returns the seq of the first."""
-        return await self._stored.put_raw(subject, data, headers, message_id=message_id)
-
-    async def delete_raw(self, stream: str, seq: int) -> None:
-        """Remove one message. Raises `NotFound`."""
-        await self._stored.delete_raw(stream, seq)
-
-    async def purge(self, stream: str, before_seq: int) -> int:
-        """Remove all messages under `before_seq`; returns how many."""
-        return await self._stored.purge(stream, before_seq)
-
     async def measure(self) -> None:
         """Set the figures of readers and streams."""
         await measure(self._stored)
-
-    async def removed(self, stream: str) -> frozenset[int]:
-        """Return the seqs that were removed on purpose from between others."""
-        return await self._stored.removed(stream)
-
-    async def state(self, stream: str) -> StreamState:
-        """Return what a stream holds."""
-        return await self._stored.state(stream)
 
 
 def _publish_span(subject: str, event: Event) -> telemetry.Span:
@@ -339,27 +293,8 @@ async def measure(stored: Stored) -> None:
 
 async def listen(client: LeanClient, acks: Acks, subject: str) -> AsyncGenerator[Mapping[str, Any], None]:
     """Yield what is sent until closed; what isn't a JSON object is passed over. Raises `BusUnavailable` once closed."""
-    arrived: asyncio.Queue[Msg] = asyncio.Queue(_WAITING)
-
-    def on_message(message: Msg) -> None:
-        if arrived.full():
-            log.warning("signal dropped: its listener is too slow", subject=message.subject)
-        else:
-            arrived.put_nowait(message)
-
-    with translate_errors(f"listen on {subject}"):
-        subscription = await client.hear(subject, on_message)
-    try:
-        with translate_errors(f"listen on {subject}"):
-            await acks.flush(client)
-        while True:
-            try:
-                async with asyncio.timeout(_LOOK):
-                    message = await arrived.get()
-            except TimeoutError as error:
-                if client.is_closed:
-                    raise BusUnavailable(f"the bus was closed while {subject} was listened to") from error
-                continue
+    async with aclosing(requests.messages(client, subject, acks=acks, most=_WAITING)) as arriving:
+        async for message in arriving:
             try:
                 data = load_json(message.data)
             except InvalidRequest as error:
@@ -367,8 +302,3 @@ async def listen(client: LeanClient, acks: Acks, subject: str) -> AsyncGenerator
                 continue
             if isinstance(data, Mapping):
                 yield data
-    finally:
-        try:
-            await client.unhear(subscription)
-        except nats.errors.Error as error:
-            log.debug("unsubscribing failed", subject=subject, reason=str(error))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import nats.errors
@@ -12,11 +13,12 @@ from nats.aio.msg import Msg
 from moothall.bus.codec import dump_json, load_json
 from moothall.bus.nats.acks import Acks
 from moothall.bus.nats.connection import log, reason, translate_errors
-from moothall.bus.nats.lean import LeanClient
+from moothall.bus.nats.lean import Hear, LeanClient
 from moothall.errors import BusUnavailable, InvalidRequest, MoothallError
 from moothall.ports import Answerer
 
 _AT_ONCE = 16
+_LOOK = 1.0
 
 
 async def ask(
@@ -82,18 +84,49 @@ async def answer(client: LeanClient, acks: Acks, subject: str, answerer: Answere
             except (MoothallError, nats.errors.Error, OSError) as error:
                 log.debug("a request was not answered", subject=subject, reason=str(error))
 
+    async with hearing(client, subject, arrived.put_nowait, acks=acks, queue=queue), asyncio.TaskGroup() as group:
+        while True:
+            message = await arrived.get()
+            if message.reply:
+                group.create_task(one(message))
+
+
+@asynccontextmanager
+async def hearing(
+    client: LeanClient, subject: str, told: Hear, *, acks: Acks | None = None, queue: str = ""
+) -> AsyncIterator[None]:
+    """Hear a subject, as `LeanClient.hear` does; with `acks` the server knows by the time that the block begins. Raises `BusUnavailable`."""
     with translate_errors(f"listen on {subject}"):
-        subscription = await client.hear(subject, arrived.put_nowait, queue=queue)
+        subscription = await client.hear(subject, told, queue=queue)
     try:
-        with translate_errors(f"listen on {subject}"):
-            await acks.flush(client)
-        async with asyncio.TaskGroup() as group:
-            while True:
-                message = await arrived.get()
-                if message.reply:
-                    group.create_task(one(message))
+        if acks is not None:
+            with translate_errors(f"listen on {subject}"):
+                await acks.flush(client)
+        yield
     finally:
         try:
             await client.unhear(subscription)
         except nats.errors.Error as error:
             log.debug("unsubscribing failed", subject=subject, reason=str(error))
+
+
+async def messages(client: LeanClient, subject: str, *, acks: Acks | None = None, most: int = 0) -> AsyncGenerator[Msg, None]:
+    """Yield what is sent until closed; beyond `most` that wait (0: any number), what comes is dropped. Raises `BusUnavailable` once the bus is closed."""
+    arrived: asyncio.Queue[Msg] = asyncio.Queue(most)
+
+    def told(message: Msg) -> None:
+        if arrived.full():
+            log.warning("signal dropped: its listener is too slow", subject=message.subject)
+        else:
+            arrived.put_nowait(message)
+
+    async with hearing(client, subject, told, acks=acks):
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK):
+                    message = await arrived.get()
+            except TimeoutError:
+                if client.is_closed:
+                    raise BusUnavailable(f"the bus was closed while {subject} was listened to") from None
+            else:
+                yield message

@@ -101,18 +101,8 @@ def job(name: str, host: str, place: Place, settings: Settings, bus: Mapping[str
 def _hands(name: str, place: Place, settings: Settings) -> dict[str, Any]:
     """A container that runs what a model wrote: no credentials, no environment of ours, nothing to write to but its files."""
     limits = place.limits or settings.sandbox
-    options = {
-        "program": place.program,
-        "landlock": "landlock" not in limits.allow_degraded,
-        "writable": [ENVIRONMENT] if place.env_writable else [],
-        "open_files": limits.open_files,
-        "processes": limits.processes,
-        "own_users": False,
-        "memory_bytes": limits.memory_bytes,
-        "disk_bytes": limits.disk_bytes,
-        "cgroup": False,
-        "proxied": place.reach is not None and name == "hands",
-    }
+    proxied = place.reach is not None and name == "hands"
+    options = place.confined(limits, program=place.program, own_users=False, cgroup=False, proxied=proxied)
     cpu = settings.jobs.cpu
     return {
         "name": name,

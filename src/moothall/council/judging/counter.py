@@ -1,0 +1,290 @@
+"""Counter-proof: the tests that prove a would-be winner, run again in other words. A verdict that does not follow them is forged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from moothall.config import Limits
+from moothall.council.facts import Facts
+from moothall.council.judging.runs import TEXT_LIMIT, FreshRuns
+from moothall.domain.evidence import COUNTER, CheckRun, Evidence, Verdict
+from moothall.domain.ids import digest
+from moothall.domain.proposal import Proposal
+from moothall.errors import NotFound, WorkspaceFailed
+from moothall.guard.alerts import Alert, alert_event
+from moothall.inside.checks import INSTEAD, hidden_tests
+from moothall.ranking.authors import containers
+from moothall.ranking.gates import named
+from moothall.ranking.patched import file_diffs
+from moothall.ranking.reach import says_what_is_equal
+from moothall.ranking.rewrite import KINDS, CasePlace, Kind, places, rewrite
+from moothall.ranking.rewrite_shown import shown as shown_as
+from moothall.ranking.rust_tests import with_tests_of
+from moothall.telemetry import get_logger, metrics
+
+log = get_logger(__name__)
+
+_SAID: Mapping[Kind, str] = {
+    "neutral": "is not green where the test means the same in other words",
+    "end": "stays green where the test ends by failing",
+    "expect": "stays green where the test expects something else",
+}
+
+
+_UNTOUCHED = Verdict.MISSING, "none of the tests that prove it could be put in other words, so nothing was decided by that", ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """The tests in one kind of other words: files, and by check the cases that a verdict is expected of. `shown`: what the disk has of them
+    where the runner alone knows them, in place of the tests as they were.
+    """
+
+    files: Mapping[str, str]
+    cases: Mapping[str, tuple[str, ...]]
+    shown: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Proving:
+    """What proves a candidate: cases that were red on the base, and with those that another seat brought the diff that has them."""
+
+    cases: Sequence[str]
+    extra: str = ""
+    tests: Sequence[str] = ()
+
+
+def _results(made: Rewritten, runs: Mapping[str, CheckRun]) -> list[tuple[str, str]]:
+    """The cases of which a verdict is expected, with what became of them; empty where nothing was told."""
+    return [(case, runs[check].cases.get(case, "")) for check, cases in made.cases.items() for case in cases]
+
+
+@dataclass(frozen=True, slots=True)
+class CounterProof:
+    """Makes counter-proofs of one deliberation's candidates, each in fresh workspaces side by side."""
+
+    runs: FreshRuns
+    facts: Facts
+    limits: Limits
+    _texts: dict[str, str] = field(default_factory=dict)
+    _known: dict[str, Evidence] = field(default_factory=dict)
+
+    async def confirm(self, proposal: Proposal, proofs: Sequence[Proving], *, time_left: bool = True) -> Evidence | None:
+        """Return what the rewritten tests say of a candidate, published, once a patch; None where `limits.counter_proofs` is 0.
+
+        `proofs`: what proves it, each enough by itself; the first that can be rewritten decides. Once so many verdicts were forged as the
+        limit says, no more are put to the test.
+        """
+        most = self.limits.counter_proofs
+        if not most:
+            return None
+        key = digest(proposal.diff)
+        if key in self._known:
+            known = self._known[key]
+            await self._publish(proposal, known.verdict, known.why, known.red, known.duration_ms)
+        elif not time_left:
+            self._known[key] = await self._publish(proposal, Verdict.ERRORED, "no time was left for the counter-proof")
+        elif sum(item.verdict is Verdict.FAILED for item in self._known.values()) >= most:
+            said = f"{most} forged verdicts were found (limits.counter_proofs), and this one was not put to the test"
+            self._known[key] = await self._publish(proposal, Verdict.ERRORED, said)
+        else:
+            self._known[key] = await self._prove(proposal, proofs)
+        return self._known[key]
+
+    async def _prove(self, proposal: Proposal, proofs: Sequence[Proving]) -> Evidence:
+        begun = datetime.now(UTC)
+        seed = digest(self.facts.d.task_id, str(self.facts.d.seed), self.runs.exact(proposal.diff))
+        found: tuple[Verdict, str, Sequence[str]] = _UNTOUCHED
+        for proof in proofs:
+            chosen = sorted(proof.cases, key=lambda case: digest(seed, case))[: self.limits.counter_cases]
+            try:
+                found = await self._judged(proposal, replace(proof, cases=chosen), seed)
+            except WorkspaceFailed as error:
+                found = Verdict.ERRORED, f"the counter-proof could not be made: {error.message}", ()
+            if found[0] in {Verdict.PASSED, Verdict.FAILED}:
+                break
+        return await self._publish(proposal, *found, round((datetime.now(UTC) - begun).total_seconds() * 1000))
+
+    async def _publish(
+        self, proposal: Proposal, verdict: Verdict, why: str, forged: Sequence[str] = (), duration_ms: int = 0
+    ) -> Evidence:
+        """Record what a counter-proof came to; a forged verdict raises an alert."""
+        evidence = Evidence(COUNTER, verdict, failed=len(forged), duration_ms=duration_ms, red=tuple(forged[:20]), why=why)
+        await self.facts.show(proposal, evidence)
+        if verdict is Verdict.FAILED:
+            await self._alert(proposal, why)
+        return evidence
+
+    async def _alert(self, proposal: Proposal, why: str) -> None:
+        d = self.facts.d
+        alert = Alert(
+            kind="forgery",
+            count=1,
+            seconds=0.0,
+            principal=d.principal,
+            task_id=d.task_id,
+            seat=proposal.seat,
+            workspace="",
+            tool=COUNTER,
+            reason=why[:500],
+            request_id=f"{d.task_id}/{proposal.candidate}/{proposal.fingerprint}",
+        )
+        metrics.GUARD_ALERTS.add("forgery")
+        log.warning("a candidate's verdict is forged", task=d.task_id, candidate=proposal.candidate, reason=why)
+        await self.facts.log.post(alert_event(alert, d.tenant, self.facts.source))
+
+    async def _judged(self, proposal: Proposal, proof: Proving, seed: str) -> tuple[Verdict, str, Sequence[str]]:
+        diff, cases = proposal.diff, proof.cases
+        texts = await self._changed(self.runs.exact(diff), proposal.own_tests)
+        brought = {part.path: part for part in file_diffs(self.runs.exact(proof.extra)) if part.path in proof.tests}
+        texts |= {path: part.applied("" if part.new else await self._read(path)) for path, part in brought.items()}
+        files = (*self.runs.prepared.files, *(path for path in brought if path not in self.runs.prepared.files))
+        kinds = {kind: await self._rewritten(cases, kind, seed, texts, files) for kind in KINDS}
+        kinds = {kind: made for kind, made in kinds.items() if made.files}
+        if not kinds:
+            return _UNTOUCHED
+        originals = {path: texts.get(path) or await self._read(path) for made in kinds.values() for path in made.files}
+        # Who reads on the disk what is expected finds something else, and the same in each kind: nothing there tells these apart.
+        shown = {
+            path: shown_as(path, text, [place.names for case in cases for place in places(case, [path])], int(seed[:4], 16))
+            for path, text in originals.items()
+        }
+        kinds = {kind: replace(made, files={**originals, **made.files}, shown=shown) for kind, made in kinds.items()}
+        if "expect" not in kinds and (lines := says_what_is_equal(self.runs.exact(diff), proposal.own_tests)):
+            return Verdict.ERRORED, f"no expectation could be changed, and the patch says itself what is equal: {lines}", ()
+        run = partial(self._run, diff, proof.extra)
+        async with asyncio.TaskGroup() as group:
+            tasks = {kind: group.create_task(run(kind, made)) for kind, made in kinds.items()}
+        for kind, task in tasks.items():
+            if kind == "neutral":
+                red, lost = await self._red(run, kinds[kind], task.result())
+                if red and await self._reads(run, kinds[kind], red):
+                    return Verdict.ERRORED, f"what is run reads the files of its tests, and does as these say: {named(red)}", ()
+                wrong = [case for case in red if any(place.path.endswith(".py") for place in places(case, files))]
+                if (red or lost) and not wrong:  # elsewhere words are put in by pattern, and may not fit what is around them
+                    return Verdict.ERRORED, f"in other words that mean the same, it could not be run: {named([*red, *lost])}", ()
+            else:
+                wrong = [case for case, result in _results(kinds[kind], task.result()) if result == "passed"]
+            if wrong:
+                return Verdict.FAILED, f"the verdict does not follow the tests: {named(wrong)} {_SAID[kind]}", wrong
+        counts = {kind: sum(map(len, made.cases.values())) for kind, made in kinds.items()}
+        left = f"; of {len(cases) - counts['end']} no ending could be changed" if counts.get("end", 0) < len(cases) else ""
+        expect = counts.get("expect", 0)
+        values = (
+            f"{expect} {'turns' if expect == 1 else 'turn'} red with other expectations"
+            if expect
+            else "no expectation could be changed, so none decided"
+        )
+        stay, turn = counts.get("neutral", 0), counts.get("end", 0)
+        words = f"{stay} {'test stays' if stay == 1 else 'tests stay'} green in other words"
+        ends = f"{turn} {'turns' if turn == 1 else 'turn'} red with another end"
+        return Verdict.PASSED, f"{words} and {ends}; {values}{left}", ()
+
+    async def _red(
+        self, run: Callable[[str, Rewritten], Awaitable[Mapping[str, CheckRun]]], made: Rewritten, runs: Mapping[str, CheckRun]
+    ) -> tuple[list[str], list[str]]:
+        """Return the cases that are red in other words that mean the same, and those that were not told of.
+
+        Both twice, and only where they are green as they are written: what fails by itself, or without others, tells nothing.
+        """
+        if all(result == "passed" for _, result in _results(made, runs)):
+            return [], []
+        control = dict(_results(made, await run("control", Rewritten({}, made.cases))))
+        again = dict(_results(made, await run("again", made)))
+        wrong = [case for case, result in again.items() if result != "passed" and control[case] == "passed"]
+        return [case for case in wrong if again[case]], [case for case in wrong if not again[case]]
+
+    async def _reads(
+        self, run: Callable[[str, Rewritten], Awaitable[Mapping[str, CheckRun]]], made: Rewritten, wrong: Iterable[str]
+    ) -> bool:
+        """Whether these are red only where the disk has other tests: the code may read there what is expected, or a test its own text."""
+        if not made.shown:
+            return False
+        unseen = dict(_results(made, await run("unseen", replace(made, shown={}))))
+        return all(unseen[case] == "passed" for case in wrong)
+
+    async def _changed(self, diff: str, own_tests: Iterable[str]) -> dict[str, str]:
+        """The texts of changed files that hold tests of the base beside code, as they are after the change."""
+        found: dict[str, str] = {}
+        for part in file_diffs(diff):
+            if (
+                part.path.endswith(".rs")
+                and part.path not in own_tests
+                and not part.new
+                and part.path in self.runs.prepared.files
+            ):
+                text = await self._read(part.path)
+                found[part.path] = with_tests_of(part.applied(text), text)
+        return found
+
+    async def _read(self, path: str) -> str:
+        if path not in self._texts:
+            self._texts[path] = ""
+            with suppress(NotFound):
+                self._texts[path] = await self.runs.read(path)
+        return self._texts[path]
+
+    async def _rewritten(
+        self, cases: Sequence[str], kind: Kind, seed: str, changed: Mapping[str, str], within: Sequence[str]
+    ) -> Rewritten:
+        wanted: dict[str, list[CasePlace]] = {}
+        for case in cases:
+            for place in places(case, within):
+                wanted.setdefault(place.path, []).append(place)
+        files: dict[str, str] = {}
+        seen: dict[str, None] = {}
+        for path, found in wanted.items():
+            text = changed.get(path) or await self._read(path)
+            if len(text) >= TEXT_LIMIT or "\ufffd" in text:
+                continue  # not all of it, or not as it is
+            made, done = rewrite(path, text, {place.names for place in found}, kind, digest(seed, path))
+            if done and made != text:
+                files[path] = made
+                seen |= {place.case: None for place in found if place.names in done}
+        by_check: dict[str, tuple[str, ...]] = {}
+        for case in seen:
+            check = self._check_of(case)
+            by_check[check] = (*by_check.get(check, ()), case)
+        return Rewritten(files, by_check)
+
+    async def _hidden(self, check: str) -> tuple[str, ...]:
+        """How the files end that the disk need not have as a check runs them, so that code which reads them finds others."""
+        profile = self.runs.prepared.base.profile
+        folder = profile.folders.get(check, "")
+        script: Any = None
+        with suppress(ValueError, TypeError, KeyError, RecursionError):
+            script = json.loads(await self._read(f"{folder}/package.json".lstrip("/")))["scripts"]["test"]
+        return hidden_tests(profile.checks.get(check, ()), str(script))
+
+    def _check_of(self, case: str) -> str:
+        profile = self.runs.prepared.base.profile
+        above = {case, *containers(case)}
+        required = [name for name in profile.checks if name not in profile.advisory]
+        for name in required:
+            if name in self.runs.prepared.runs and not above.isdisjoint(self.runs.prepared.runs[name].cases):
+                return name
+        return next((name for name in required if name.startswith("tests")), required[0] if required else "tests")
+
+    async def _run(self, diff: str, extra: str, name: str, made: Rewritten) -> Mapping[str, CheckRun]:
+        """Run the cases in their other words, each check in a workspace of its own. Raises `WorkspaceFailed`."""
+        key = digest(self.facts.d.task_id, diff, *([extra] if extra else []))[:12]
+        found: dict[str, CheckRun] = {}
+        for check, cases in made.cases.items():
+            hidden = await self._hidden(check)
+            files = {f"{INSTEAD}/{path}" if path.endswith(hidden) else path: text for path, text in made.files.items()}
+            shown = {path: text for path, text in made.shown.items() if hidden and path.endswith(hidden)}
+            more = [check] if len(made.cases) > 1 else []
+            ran = await self.runs.run(
+                {check: cases}, "counter", key, name, *more, diff=diff, extra=extra, instead={**shown, **files}
+            )
+            if ran.why:
+                raise WorkspaceFailed(ran.why)
+            found |= ran.runs
+        return found

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from moothall.config import Limits
+from moothall.council.front.desk import Desk
+from moothall.council.front.request import Defaults, plan
+from moothall.council.prompting.briefing import Briefings
+from moothall.council.prompting.text import tokens
+from moothall.domain.budget import Budget
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType, new_event
+from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef, check_deliberation
+from moothall.domain.topic import Channel
+from moothall.errors import AlreadyExists, GraphUnavailable, InvalidRequest, NotFound
+from moothall.testing.bus import MemoryBus
+from support.graph import MemoryGraph
+from support.story import Remembering
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+TASK = DeliberationRequest(description="Write a haiku", role="DEV")
+OTHER = Principal("eve", "elsewhere")
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus()
+
+
+@pytest.fixture
+def desk(bus: MemoryBus) -> Desk:
+    return Desk(bus, Remembering(), Defaults(Limits()), clock=lambda: NOW)
+
+
+def test_zero_means_the_default() -> None:
+    planned = plan(TASK, LOCAL, Defaults(Limits()), NOW)
+    assert planned.seats == ("agent-dev-001", "agent-dev-002", "agent-dev-003")
+    assert (planned.protocol, planned.rounds) == ("tests_then_verify", 1)
+    assert planned.deadline == NOW + timedelta(seconds=Limits().deliberation_seconds)
+    assert planned.budget.calls == Limits().calls
+
+
+def test_single_has_one_seat() -> None:
+    request = DeliberationRequest(description="x", role="qa", protocol="single", num_agents=5)
+    assert plan(request, LOCAL, Defaults(Limits()), NOW).seats == ("agent-qa-001",)
+
+
+@pytest.mark.parametrize(
+    ("request_", "wanted"),
+    [
+        (DeliberationRequest(description=" ", role="dev"), "the task is empty"),
+        (DeliberationRequest(description="x", role="wizard"), "unknown role"),
+        (DeliberationRequest(description="x", role="dev", num_agents=10_000), "allowed are 1 to 16"),
+        (DeliberationRequest(description="x", role="dev", num_agents=-1), "allowed are 1 to 16"),
+        (DeliberationRequest(description="x", role="dev", rounds=-2), "rounds is -2"),
+        (DeliberationRequest(description="x", role="dev", protocol="debat"), "did you mean debate?"),
+        (DeliberationRequest(description="x", role="dev", task_id="A/B"), "is not an id"),
+        (DeliberationRequest(description="x", role="dev", budget=Budget(tokens=-5)), "from 0"),
+        (DeliberationRequest(description="x", role="dev", budget=Budget(cost_usd=math.nan)), "from 0"),
+        (DeliberationRequest(description="x", role="dev", constraints=Constraints(rubric="y" * 20_001)), "together"),
+        (DeliberationRequest(description="x", role="dev", constraints=Constraints(timeout_seconds=10**9)), "timeout_seconds"),
+        (DeliberationRequest(description="x", role="dev", constraints=Constraints(max_iterations=99)), "max_iterations is 99"),
+    ],
+)
+def test_what_cannot_be_right_is_named(request_: DeliberationRequest, wanted: str) -> None:
+    with pytest.raises(InvalidRequest, match=wanted):
+        plan(request_, LOCAL, Defaults(Limits()), NOW)
+
+
+def test_checks_of_a_request_are_commands_with_names_of_their_own() -> None:
+    asked = replace(TASK, checks=("make lint", "python -c 'print(1)'"), tools=("files.read",))
+    planned = plan(asked, LOCAL, Defaults(Limits()), NOW)
+    assert planned.checks == {"validation-1": ("make", "lint"), "validation-2": ("python", "-c", "print(1)")}
+    assert planned.tools == ("files.read",)
+
+
+@pytest.mark.parametrize(
+    ("request_", "wanted"),
+    [
+        *((replace(TASK, checks=(wrong,)), "the check") for wrong in ("", "   ", "a 'b", "a\0", "x" * 5000)),
+        (replace(TASK, checks=("make",) * 21), "at most 20"),
+        (replace(TASK, checks=("make",), about_text=True), "needs a repository"),
+    ],
+)
+def test_a_check_that_cannot_be_right_is_refused(request_: DeliberationRequest, wanted: str) -> None:
+    with pytest.raises(InvalidRequest, match=wanted):
+        plan(request_, LOCAL, Defaults(Limits()), NOW)
+
+
+async def test_submitted_is_recorded_and_handed_out(desk: Desk, bus: MemoryBus) -> None:
+    planned = await desk.submit(TASK, LOCAL)
+    recorded = [item.event.type async for item in bus.replay((Channel.RESULTS.of(planned.task_id),))]
+    assert recorded == [EventType.DELIBERATION_REQUESTED]
+    assert (await desk.result(planned.task_id, LOCAL)).status == DeliberationStatus.PENDING
+
+
+async def test_the_base_is_pinned_when_it_is_asked_for(desk: Desk) -> None:
+    request = DeliberationRequest(description="x", role="dev", repository=RepositoryRef(id="repo", ref="main"))
+    planned = await desk.submit(request, LOCAL)
+    assert planned.base_sha
+    assert planned.repository is not None
+    assert planned.repository.id
+
+
+async def test_the_same_id_and_request_is_the_same_deliberation(desk: Desk) -> None:
+    request = DeliberationRequest(description="x", role="dev", task_id="mine")
+    assert await desk.submit(request, LOCAL) == await desk.submit(request, LOCAL)
+    with pytest.raises(AlreadyExists):
+        await desk.submit(DeliberationRequest(description="y", role="dev", task_id="mine"), LOCAL)
+
+
+async def test_an_id_is_each_tenants_own(desk: Desk, bus: MemoryBus) -> None:
+    theirs = await desk.submit(DeliberationRequest(description="x", role="dev", task_id="mine"), OTHER)
+    with pytest.raises(NotFound, match="no deliberation 'mine'"):
+        await desk.result("mine", LOCAL)
+    ours = await desk.submit(DeliberationRequest(description="y", role="dev", task_id="mine"), LOCAL)
+    assert (ours.task_id, theirs.task_id) == ("mine", "mine")
+    assert await bus.known(Channel.RESULTS) == ["elsewhere_mine", "mine"]
+    key = "elsewhere_mine"
+    told = {"task_id": key, "call_id": f"{key}/agent-dev-001/propose/0.1", "note": f"of {key}"}
+    await bus.publish(new_event(EventType.MODEL_CALLED, key, told, tenant="elsewhere"))
+    assert await desk.cancel("mine", "", OTHER) == DeliberationStatus.CANCELLED
+    for name, tenant, words in (("elsewhere_mine", "elsewhere", "theirs"), ("mine", "local", "ours")):
+        outcome = Outcome(name, DeliberationStatus.COMPLETED, tenant=tenant, error_message=words)
+        await bus.publish(new_event(EventType.DELIBERATION_DECIDED, name, dump(outcome), tenant=tenant))
+        await bus.put(name, dump(outcome))
+    for who, words, count in ((OTHER, "theirs", 4), (LOCAL, "ours", 2)):
+        for outcome in (await desk.wait("mine", who), await desk.result("mine", who)):
+            assert (outcome.task_id, outcome.error_message) == ("mine", words)
+        seen = [recorded.event async for recorded in desk.watch("mine", 0, who)]
+        assert len(seen) == count
+        assert {(event.subject, event.correlationid, event.data["task_id"]) for event in seen} == {("mine", "mine", "mine")}
+        assert all(event.data.get("call_id", "mine/").startswith("mine/") for event in seen)
+
+
+async def test_another_tenant_sees_nothing(desk: Desk) -> None:
+    planned = await desk.submit(TASK, LOCAL)
+    for call in (desk.result(planned.task_id, OTHER), desk.wait(planned.task_id, OTHER), desk.cancel(planned.task_id, "", OTHER)):
+        with pytest.raises(NotFound):
+            await call
+
+
+async def test_watching_goes_on_from_a_seq_and_ends_with_the_decision(desk: Desk, bus: MemoryBus) -> None:
+    planned = await desk.submit(TASK, LOCAL)
+    outcome = Outcome(planned.task_id, DeliberationStatus.COMPLETED)
+    await bus.publish(new_event(EventType.DELIBERATION_DECIDED, planned.task_id, dump(outcome)))
+    seen = [recorded async for recorded in desk.watch(planned.task_id, 0, LOCAL)]
+    assert [recorded.event.type for recorded in seen] == [EventType.DELIBERATION_REQUESTED, EventType.DELIBERATION_DECIDED]
+    rest = [recorded.seq async for recorded in desk.watch(planned.task_id, seen[0].seq, LOCAL)]
+    assert rest == [seen[1].seq]
+    assert [recorded async for recorded in desk.watch(planned.task_id, seen[1].seq, LOCAL)] == []
+    assert await desk.wait(planned.task_id, LOCAL) == outcome
+
+
+async def test_cancelling_is_recorded_once_and_changes_no_end(desk: Desk, bus: MemoryBus) -> None:
+    planned = await desk.submit(TASK, LOCAL)
+    for _ in range(2):
+        assert await desk.cancel(planned.task_id, "enough", LOCAL) == DeliberationStatus.CANCELLED
+    events = [item async for item in bus.replay((Channel.RESPONSES.of(planned.task_id),))]
+    assert [item.event.data["reason"] for item in events] == ["enough"]
+    await bus.publish(
+        new_event(EventType.DELIBERATION_DECIDED, planned.task_id, dump(Outcome(planned.task_id, DeliberationStatus.COMPLETED)))
+    )
+    assert await desk.cancel(planned.task_id, "late", LOCAL) == DeliberationStatus.COMPLETED
+
+
+OF_STORY = DeliberationRequest(description="Build it", role="dev", story_id="story-1", task_id="task-1", origin="plan")
+
+
+async def _recorded(bus: MemoryBus, task_id: str = "task-1") -> str:
+    first = await bus.first(Channel.RESULTS.of(task_id))
+    assert first is not None
+    return str(first.event.data["context"])
+
+
+def _telling(bus: MemoryBus, graph: MemoryGraph, limits: Limits | None = None) -> Desk:
+    limits = limits or Limits()
+    return Desk(bus, Remembering(), Defaults(limits), clock=lambda: NOW, tell=Briefings(graph.ask, limits).tell)
+
+
+async def test_what_the_graph_says_of_a_story_is_recorded_once_and_not_asked_again(bus: MemoryBus) -> None:
+    graph = MemoryGraph()
+    graph.tell("context", {"story": {"headline": "Greet", "state": "build"}, "comments": [{"actor": "ann", "comment": "soon"}]})
+    told = await _telling(bus, graph).submit(OF_STORY, LOCAL)
+    assert await _recorded(bus) == told.context == "the story:\n- Greet (state: build)\ncomments, the last first:\n- ann: soon"
+    asked = dict(graph.asked)["context"]
+    assert (asked["role"], asked["phase"], asked["story_id"], asked["task_id"]) == ("dev", "build", "story-1", "task-1")
+    graph.tell("context", {"story": {"headline": "Something else", "state": "done"}})
+    assert (await _telling(bus, graph).submit(OF_STORY, LOCAL)).context == told.context
+    assert await _recorded(bus) == told.context
+
+
+async def test_what_earlier_tasks_decided_comes_with_it_within_one_budget(bus: MemoryBus) -> None:
+    graph = MemoryGraph()
+    graph.tell("context", {"story": {"headline": "Greet"}, "comments": [{"actor": "ann", "comment": "soon " * 70}] * 9})
+    limits = Limits(context_tokens=400)
+    design = "architect: a function. " * 20
+    told = await _telling(bus, graph, limits).submit(replace(OF_STORY, context=design), LOCAL)
+    assert told.context.startswith("the story:\n- Greet")
+    assert told.context.endswith(design)
+    assert tokens(told.context) <= limits.context_tokens
+    check_deliberation(told)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        replace(OF_STORY, story_id=""),
+        replace(OF_STORY, merge=("a" * 40,)),
+        replace(OF_STORY, origin="orchestrate", context="what the caller chose"),
+    ],
+    ids=["no story", "a merge", "told by its caller"],
+)
+async def test_who_is_told_by_others_or_asks_no_model_is_told_nothing_more(bus: MemoryBus, request_: DeliberationRequest) -> None:
+    graph = MemoryGraph()
+    told = await _telling(bus, graph).submit(request_, LOCAL)
+    assert told.context == request_.context
+    assert graph.asked == []
+
+
+async def test_a_graph_that_does_not_answer_stops_nobody(bus: MemoryBus) -> None:
+    async def away(*_: object, **__: object) -> list[dict[str, object]]:
+        raise GraphUnavailable("it is away")
+
+    desk = Desk(bus, Remembering(), Defaults(Limits()), clock=lambda: NOW, tell=Briefings(away, Limits()).tell)
+    assert (await desk.submit(replace(OF_STORY, context="a design"), LOCAL)).context == "a design"

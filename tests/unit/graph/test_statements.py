@@ -1,0 +1,59 @@
+"""A graph that keeps so many deliberations: the oldest leave it with all that was theirs alone, on every store."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.graph import statements
+from moothall.graph.shape import RELATIONS
+from moothall.graph.store import CypherGraph, Store
+from support.chronicle import Chronicle, delivered, recorded
+
+OF_STORIES = {"Story", "Transition", "Comment", "Note", "Plan", "Task", "Decision"}
+STORYS = OF_STORIES | {"DELIVERED_IN"} | {relation.type for relation in RELATIONS if {relation.start, relation.end} <= OF_STORIES}
+"""Nodes and relations of stories, of which nothing is forgotten."""
+
+
+def whole(days: int) -> Chronicle:
+    return Chronicle(f"task-{days}", f"story-{days}", days=days).whole()
+
+
+async def test_the_oldest_leave_with_what_was_theirs_alone(store: Store) -> None:
+    kept = CypherGraph(store, keep=2)
+    late = Chronicle("task-late", "story-late", days=-1).told().deliberated()  # older than all, and not decided
+    for chronicle in (late, *map(whole, (1, 2, 3, 4))):
+        await kept.project(recorded(chronicle.events))
+    there = sorted([line async for line in kept.dump()])
+    for days in (1, 2):
+        assert not await kept.ask("deliberation", tenant="local", task_id=f"task-{days}")
+        assert not await kept.ask("provenance", tenant="local", commit_sha=delivered(f"task-{days}"))
+        assert [row["story"]["story_id"] for row in await kept.ask("story", tenant="local", story_id=f"story-{days}")]
+        assert not [line for line in there if line[0] not in STORYS and f"/task-{days}" in line[1]]
+    await kept.clear()
+    for chronicle in (late, *map(whole, (3, 4))):
+        await kept.project(recorded(chronicle.events))
+    alone = sorted([line async for line in kept.dump()])
+    assert [line for line in there if line[0] not in STORYS] == [line for line in alone if line[0] not in STORYS]
+    assert len(await kept.ask("provenance", tenant="local", commit_sha=delivered("task-4"))) > 0
+
+
+async def test_without_a_bound_all_stay(store: Store) -> None:
+    graph = CypherGraph(store)
+    for days in (1, 2, 3):
+        await graph.project(recorded(whole(days).events))
+    assert (await graph.counts())["Deliberation"] == 3
+
+
+@given(st.lists(st.text(), max_size=5))
+def test_ids_are_parameters_and_never_part_of_a_statement(uids: list[str]) -> None:
+    texts = [cypher for cypher, _ in statements.removal([])]
+    assert [cypher for cypher, _ in statements.removal(uids)] == texts
+    assert all(given.get("uids", uids) == uids for _, given in statements.removal(uids))
+
+
+def test_every_kind_of_node_that_a_deliberation_alone_has_goes_with_it() -> None:
+    gone = "".join(cypher for cypher, _ in statements.removal([]))
+    theirs = {r.end for r in RELATIONS if r.start in {"Seat", "Proposal"}} | {"Seat", "ModelCall"}
+    for label in theirs - {"Agent"}:
+        assert f"(n:{label})" in gone, f"{label} would stay for ever"
