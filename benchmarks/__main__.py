@@ -82,6 +82,7 @@ async def _steps(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
         async with served(folder / "agents", stub.base_url, GRAPH_LATER | agents.SETTINGS) as house:
             await stub.set(delay_ms=0)
             found["agents"] = await agents.measure(house, 500 // share, 1000 // share)
+            found["cancelled"] = results.of_times(await agents.cancelled(house, stub, 100 // share))
         _tell("the graph's projection, told apart")
         found["projected"] = await steps.projected(folder, stub, 300 // share)
         _tell("kill -9 of everything, and up again")

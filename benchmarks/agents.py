@@ -1,4 +1,6 @@
-"""The agent service from outside: a tool without a model in a session and without one, and what a session that nobody uses costs."""
+"""The agent service from outside: a tool without a model in a session and without one, what a session that nobody uses costs, and how soon the
+model is left alone by a call that was cancelled.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from typing import Any
 from benchmarks.load import many
 from benchmarks.micro import Times
 from benchmarks.served import Served
+from benchmarks.stub import Stub
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
 from moothall.pb.shannon.common import common_pb2 as common
@@ -58,6 +61,25 @@ async def measure(house: Served, count: int, sessions: int) -> dict[str, float]:
         "sessions": sessions,
         "session_kb": grown,
     }
+
+
+async def cancelled(house: Served, stub: Stub, count: int) -> Times:
+    """Return the seconds from the end of a caller's stream to that of its call of the model, which would go on forever."""
+    calls: Any = pb_grpc.AgentServiceStub(house.channel)
+    await stub.set(hold=1)
+    seconds = []
+    for _ in range(count):
+        before = await stub.stats()
+        stream = calls.StreamExecuteTask(pb.ExecuteTaskRequest(query="Say something."), metadata=house.metadata)
+        while (await stub.stats())["calls"] == before["calls"]:
+            pass
+        began = time.perf_counter()
+        stream.cancel()
+        while (await stub.stats())["gone"] == before["gone"]:
+            pass
+        seconds.append(time.perf_counter() - began)
+    await stub.set(hold=0)
+    return Times(tuple(seconds))
 
 
 async def _times(count: int, act: Callable[[], Awaitable[None]]) -> Times:

@@ -42,7 +42,7 @@ def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
         sections.append(_projected(document["steps"]))
         sections.append(_streamed(document["steps"]))
         if "agents" in document["steps"]:
-            sections.append(_agents(document["steps"]["agents"]))
+            sections.append(_agents(document["steps"]))
     if "packs" in document:
         sections.append(_packs(document["packs"]))
     if "commands" in document:
@@ -239,12 +239,18 @@ Real models stream. With each answer in 64 pieces spread over its 50 ms instead 
 a second at {figure(run["cpu_ms"])} CPU ms each. Reading 576 pieces is what costs; the others above were given whole answers too."""
 
 
-def _agents(found: Mapping[str, Any]) -> str:
+def _agents(steps: Mapping[str, Any]) -> str:
+    found, ended = steps["agents"], steps.get("cancelled")
+    said = ""
+    if ended:
+        said = f"""
+
+A stream that its client cancels: {figure(ended["p50"])} ms later (p99 {figure(ended["p99"])}) its call of the model has ended."""
     return f"""## The agent service
 
 `ExecuteTask` with a tool and no model, from another process: in the workspace of a session {figure(found["p50"])} ms (p99 {figure(found["p99"])}), 16 at once
 {figure(found["a_second"])} a second; without a session, a workspace for each, {figure(found["alone_p50"])} ms. {found["sessions"]:,.0f} sessions that were asked one query each and are idle cost serve
-{figure(max(found["session_kb"], 0))} KB each, the log's own growth included: what is known of them lies on the bus."""
+{figure(max(found["session_kb"], 0))} KB each, the log's own growth included: what is known of them lies on the bus.{said}"""
 
 
 def _commands(found: Mapping[str, Any]) -> str:

@@ -50,6 +50,7 @@ class Behaviour:
     hold: bool = False
     calls: int = 0
     connections: int = 0
+    gone: int = 0
     in_flight: int = 0
     peak: int = 0
     by_schema: dict[str, int] = field(default_factory=dict)
@@ -115,6 +116,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It went."""
         del exc
+        self._behaviour.gone += 1
         self._transport = None
 
     def data_received(self, data: bytes) -> None:
@@ -225,6 +227,7 @@ def _stats(told: Behaviour) -> dict[str, Any]:
     return {
         "calls": told.calls,
         "connections": told.connections,
+        "gone": told.gone,
         "in_flight": told.in_flight,
         "peak": told.peak,
         "by_schema": told.by_schema,
@@ -255,7 +258,7 @@ class Stub:
         return await self._get(f"set?{asked}")
 
     async def stats(self) -> dict[str, Any]:
-        """Calls, connections, what is in flight and was at most."""
+        """Calls, connections and those that are gone, what is in flight and was at most."""
         return await self._get("stats")
 
     async def _get(self, path: str) -> dict[str, Any]:
