@@ -33,7 +33,7 @@ from moothall.config import Bus
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
 from moothall.domain.topic import Channel, Topic
-from moothall.errors import InvalidRequest
+from moothall.errors import BusUnavailable, InvalidRequest
 from moothall.ports import Answerer, Glance, Handler, Receipt
 from moothall.telemetry import metrics
 

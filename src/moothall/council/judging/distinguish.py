@@ -17,8 +17,8 @@ from pathlib import PurePosixPath
 from typing import TypeGuard
 
 from moothall.config import Limits
-from moothall.council.calls import LANGUAGES, calls, changed, language
 from moothall.council.facts import Facts
+from moothall.council.judging.calls import LANGUAGES, calls, changed, language
 from moothall.council.judging.runs import TEXT_LIMIT, FreshRuns
 from moothall.council.prompting.context import is_test
 from moothall.domain.evidence import INPUTS, Evidence, Verdict

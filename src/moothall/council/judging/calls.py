@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from moothall.council.examples import examples_of
-from moothall.council.outcomes import NODE, PYTHON
-from moothall.council.outcomes_compiled import GO, RUST
+from moothall.council.judging.outcomes import NODE, PYTHON
+from moothall.council.judging.outcomes_compiled import GO, RUST
 from moothall.ranking.go_inputs import changed_go_functions, go_inputs
 from moothall.ranking.go_methods import changed_go_types, go_steps
 from moothall.ranking.inputs import Input, calls_of, changed_functions, inputs
