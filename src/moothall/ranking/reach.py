@@ -17,7 +17,7 @@ from moothall.ranking.patched import FileDiff, file_diffs
 _SHOWN, _LINE = 20, 160
 _MODULES = frozenset(
     {"gc", "ctypes", "_ctypes", "cffi", "atexit", "builtins", "faulthandler", "bdb", "site", "runpy", "marshal"}
-    | {*("code", "codeop", "pydoc", "pdb", "cProfile", "profile", "zipimport", "imp", "trace")}
+    | {*("code", "codeop", "pydoc", "pdb", "cProfile", "profile", "zipimport", "imp", "trace", "dis")}
 ) | {
     *(
         "pytest",
@@ -87,20 +87,30 @@ _WORDS = re.compile(
     r"pytest|moothall|unittest|conftest|\btest_\w+|/proc/self|_CURRENT_TEST|__import__|\b(?:exec|eval)\(", re.IGNORECASE
 )
 _PATH = re.compile(r"[\w.\[\]]+")
+_FIELD = re.compile(r"\{([\w.\[\]]+)")
+"""What a format string takes out of what it is given: `{0.__globals__}`."""
+_TESTS = re.compile(r"(?:^|\.)(?:test_\w+|\w+_test|tests|conftest)(?:\.|$)")
+"""Modules of tests, by name."""
 _MAIN = re.compile(r"main|cli|command|exit|quit", re.IGNORECASE)
 
+_BUILT_IN = r"(?<![.\w$])(?:Object|Function|Array|Promise|Error|String|Number|RegExp|Map|Set|Boolean|Date|Symbol|BigInt|Math|JSON|Reflect|Intl|Buffer)"
+"""What scripts find under these names, tests too."""
 _PATTERNS: Mapping[str, re.Pattern[str]] = {
     ".go": re.compile(
         r'\bos\.Exit\b|\bsyscall\.|\bruntime\.(?:Goexit|Caller|Callers|Stack)\b|\bdebug\.Stack\b|"testing|\btesting\.|flag\.Lookup'
         r'|go:linkname|"unsafe"|"plugin"|import "C"|=== (?:RUN|PASS|CONT)|--- (?:PASS|FAIL)|"PASS|\bos\.Args\b|\bos\.(?:Stdout|NewFile)\b'
         r"|/proc/self|/dev/(?:fd|std)|MOOTHALL|go:embed\s[^\n]{0,500}?(?:\.go\b|\*(?=[\s\"`']|$)|\*\.\*|[*?\[\\][^\s/]{0,50}g|[?\[\\])"
+        r"|^(?:func|var|const|type)\s+(?:nil|true|false|error|len|cap|append|string|int|bool)\b|^\s+(?:nil|true|false)\s+(?:[\w.*\[\]]+\s*)?=(?!=)"
+        r"|(?:&|\b)[a-z]\w*\.(?:EOF|Err[A-Z]\w*)\s*=(?!=)|&[a-z]\w*\.(?:EOF|Err[A-Z]\w*)\b"
         r'|^\s*(?:import\s+)?(?:\.|[A-Za-z]\w*)\s+"(?:os|os/exec|syscall|runtime|runtime/debug|golang\.org/x/sys/\w+)"'
     ),
     ".js": re.compile(
         r"\bprocess\.(?:exit|reallyExit|kill|abort|exitCode|binding|dlopen|_\w+|argv|execArgv|mainModule|on(?:ce)?\b)|\brequire\.(?:cache|main|extensions)\b"
         r"|\b_load\b|Module\.prototype|(?:require|from|import)\s*\(?\s*['\"](?:node:)?(?:test|assert|mocha|jest|vitest|chai|ava|tape|inspector|module|repl|domain|vm|fs|child_process|worker_threads)\b"
         r"|prepareStackTrace|captureStackTrace|\.stack\b|AssertionError|\bglobalThis\b|\bglobal\.|\beval\b|(?:(?<![.\w$])|(?<=\.\.\.))arguments\b(?!\s*(?:\.length\b|:))|new Function\b|\bFunction\s*\("
-        r"|(?:Object|Function|Array|Promise|Error|String|Number)\.prototype\b.*=|(?:stdout|stderr)\.write\s*=|console\.\w+\s*="
+        rf"|{_BUILT_IN}\.prototype\b.*=|=\s*{_BUILT_IN}\.prototype\s*(?:[;,)]|$)|(?:stdout|stderr)\.write\s*=|console\.\w+\s*="
+        rf"|{_BUILT_IN}(?:\.\w+|\[[^\]\n]{{1,200}}\])\s*=(?![=>])|\b(?:Object|Reflect)\.(?:assign|set|define\w+|setPrototypeOf)\s*\(\s*{_BUILT_IN}\b"
+        r"|=\s*(?:Math|JSON|Reflect|Intl)\s*(?:[;,)]|$)"
         r"|\b(?:process|module|require|globalThis|global)\s*(?:\?\.)?\[|=\s*(?:process|module|require|globalThis|global)\s*(?:[;,)]|$)|\bgetBuiltinModule\b"
         r"|\b(?:require|import)\s*\(\s*(?!['\"`][^'\"`$]*['\"`]\s*[,)])|\bmodule\.(?:require|constructor|children|parent)\b|\.constructor\s*\(|\[\s*['\"`]constructor|constructor\.constructor|\bcreateRequire\b|__proto__"
         r"|[(,\[]\s*(?:process|module|require|globalThis|global)\s*[,)\]](?!\s*=>)|\b(?:window|self)\s*\[|\bframes\s*\[\s*(?!\d)|\{\s*return this\b\s*(?=[;}\n]|$)"
@@ -109,8 +119,9 @@ _PATTERNS: Mapping[str, re.Pattern[str]] = {
     ),
     ".rs": re.compile(
         r"\bprocess::(?:exit|abort)\b|\benv::args\b|\bcatch_unwind\b|\bset_hook\b|\bno_mangle\b|extern\s+\"C\"|\blibc::|\basm!|\bctor\b|\bbacktrace\b"
-        r"|thread::current|test result|macro_rules!\s*(?:r#)?(?:assert\w*|panic|debug_assert\w*)|\bcfg!\s*\([^)]*\btest\b|#!?\[cfg(?:_attr)?\([^\]]*\btest\b"
-        r"|link_section|/proc/self|MOOTHALL|set_output_capture|macro_rules!\s*\$|!\s*[({\[]\s*(?:assert\w*|panic)\s*[,)}\]]|\bas\s+(?:assert\w*|panic)\b"
+        r"|thread::current|test result|macro_rules!\s*(?:r#)?(?:assert\w*|panic|debug_assert\w*|matches|vec|format\w*|write\w*|concat|stringify|print\w*|line|env)\b|\bcfg!\s*\([^)]*\btest\b|#!?\[cfg(?:_attr)?\([^\]]*\btest\b"
+        r"|link_section|/proc/self|MOOTHALL|set_output_capture|macro_rules!\s*\$|!\s*[({\[]\s*(?:assert\w*|panic)\s*[,)}\]]|\bas\s+(?:assert\w*|panic|matches)\b"
+        r"|\b(?:fn|struct|enum|const|static|type|trait)\s+(?:Some|None|Ok|Err|Vec|String|Box)\b"
         r"|\bprocess\s+as\b|\bprocess::\*|\bprocess::\{[^}]{0,500}\b(?:exit|abort|self\s+as)\b|\binclude(?:_str|_bytes)?!\s*\(\s*(?!\"[^\"]*\"\s*\))|\binclude(?:_str|_bytes)?!\s*\([^)]*\.rs\"|\bfile!\s*\(|\"(?:\./)?(?:src|tests)/|CARGO_MANIFEST_DIR"
     ),
 }
@@ -118,10 +129,6 @@ _BINARY = re.compile(
     r"(?m)^diff --git a/.* b/(?P<path>.*\.(?:so|pyd|pyc|node|syso|a|o|s|S|dll|dylib|wasm|pth|zip|whl|egg))\"?\n(?!deleted)"
 )
 """What runs, or is linked in, without being read here."""
-_EQUALS = re.compile(
-    r"__(?:eq|ne|lt|le|gt|ge|contains|bool|sub|rsub)__|\bimpl\b[^{]*\bPartial(?:Eq|Ord)\b|\bfn (?:eq|ne|partial_cmp|cmp)\s*\("
-    r"|\)\s+(?:Equal|Is|Compare|Cmp)\(|asymmetricMatch|\bcompare=False"
-)
 _ENDINGS = {".go": ".go", ".rs": ".rs"} | dict.fromkeys((".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx"), ".js")
 _WORD = re.compile(r"\w+")
 _COMMENTS = ("//", "*", "/*")
@@ -143,16 +150,6 @@ def reaches(diff: str, base: Mapping[str, str], own_tests: Iterable[str]) -> tup
         numbers = sorted(set(_python(part, base, added) if part.path.endswith((".py", ".pyi")) else _others(part, added)))
         found += [f"{part.path}:{number}: {added[number].strip()[:_LINE]}" for number in numbers if number in added]
     return tuple(found[:_SHOWN])
-
-
-def says_what_is_equal(diff: str, own_tests: Iterable[str]) -> str:
-    """Return the first line that a diff adds by which a type of its own says what it is equal to, '' where none does."""
-    tests = frozenset(own_tests)
-    for part in file_diffs(diff):
-        for number, line in part.added.items():
-            if part.path not in tests and _EQUALS.search(line):
-                return f"{part.path}:{number}: {line.strip()[:_LINE]}"
-    return ""
 
 
 def _python(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str]) -> Iterator[int]:
@@ -223,9 +220,13 @@ class _Reading:
     def _reaches(self, node: ast.AST) -> bool:  # noqa: PLR0911 - one question a kind of node
         match node:
             case ast.Import(names=names):
-                return any(name.name.partition(".")[0] in _MODULES or "moothall" in name.name for name in names)
-            case ast.ImportFrom(module=module, names=names, level=0):
-                return _takes(module or "", {name.name for name in names})
+                return any(
+                    name.name.partition(".")[0] in _MODULES or "moothall" in name.name or _TESTS.search(name.name)
+                    for name in names
+                )
+            case ast.ImportFrom(module=module, names=names, level=level):
+                taken = {name.name for name in names}
+                return any(map(_TESTS.search, (module or "", *taken))) or (not level and _takes(module or "", taken))
             case ast.Attribute(attr=attr, value=value):
                 last = value.id if isinstance(value, ast.Name) else value.attr if isinstance(value, ast.Attribute) else ""
                 owner = self._modules.get(last, last)
@@ -307,11 +308,11 @@ def _takes(module: str, names: AbstractSet[str]) -> bool:
 
 def _names(text: str) -> bool:
     """Whether a text names what judges, or is the way to a part of it: `0.__globals__`."""
-    way = _PATH.fullmatch(text) is not None
+    ways = [text] if _PATH.fullmatch(text) else _FIELD.findall(text)
     return (
         bool(_WORDS.search(text))
         or text in _ATTRIBUTES | _DOCUMENTS
-        or (way and any("_" in name and name in _ATTRIBUTES for name in _WORD.findall(text)))
+        or any("_" in name and name in _ATTRIBUTES for way in ways for name in _WORD.findall(way))
     )
 
 

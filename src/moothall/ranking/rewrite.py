@@ -15,9 +15,12 @@ from typing import Literal
 from moothall.domain.ids import digest
 from moothall.ranking.brackets import closing
 from moothall.ranking.rewrite_expect import expect_other
-from moothall.ranking.rewrite_python import rewrite_python
+from moothall.ranking.rewrite_python import FURTHER, rewrite_python
 
 Kind = Literal["neutral", "end", "expect"]
+Form = Literal["", "again", "plain"]
+"""How other expectations are written: `again` with other values yet, `plain` with such as are equal to nothing, and only where `==` is asked."""
+FORMS: tuple[Form, Form] = ("again", "plain")
 KINDS: tuple[Kind, ...] = ("neutral", "end", "expect")
 _PARAMETERS = re.compile(r"\[.*", re.DOTALL)
 
@@ -82,13 +85,14 @@ def _rust_files(head: str, path: str, rest: str, case: str, files: Sequence[str]
 
 
 def rewrite(
-    path: str, text: str, targets: AbstractSet[tuple[str, ...]], kind: Kind, seed: str
+    path: str, text: str, targets: AbstractSet[tuple[str, ...]], kind: Kind, seed: str, *, form: Form = ""
 ) -> tuple[str, frozenset[tuple[str, ...]]]:
     """Return the text of a test file with the tests `targets` in other words, and those that could be."""
     word, short = _words(seed)
     number = len(word) + (0 if kind == "neutral" else 1 + len(short) % 3)
     if path.endswith(".py"):
-        return rewrite_python(text, targets, kind, word=word, name=f"_{short}", number=number)
+        return rewrite_python(text, targets, kind, word=word, name=f"_{short}", number=number, form=form)
+    number += FURTHER if form else 0
     done: set[tuple[str, ...]] = set()
     ending = path[path.rfind(".") :]
     write = {".go": _go, ".rs": _rust}.get(ending, _script)

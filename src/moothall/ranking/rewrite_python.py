@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from moothall.ranking.rewrite_unlike import Unlike, close, compared, is_literal
+from moothall.ranking.rewrite_other import HELPERS
+from moothall.ranking.rewrite_other import other as other_value
+from moothall.ranking.rewrite_unlike import Unlike, approximate, begins, close, compared, is_literal
 
 Target = tuple[str, ...]
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -41,40 +43,14 @@ _COMPARED: Mapping[str, ast.cmpop] = {
 _OPPOSITE |= {other: name for name, other in _OPPOSITE.items() if name != "assertNotEqual"}
 _RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp"})
 _WARNS = frozenset({"warns", "assertWarns", "assertWarnsRegex", "deprecated_call"})
+FURTHER = 7
+"""How much more a number differs where a test is put in other words again."""
 _SWALLOWS = re.compile(r"raises|suppress|warns|ignor|expect|xfail|skip|catch|retry", re.IGNORECASE)
 _LOOSE = re.compile(r"\bANY\b|dirty_equals|\bIs[A-Z]\w*|\bAny\w*\(")
-_HELPERS = """
-
-class {name}_error(Exception):
-    pass
-
-
-class {name}_warning(Warning):
-    pass
-
-
-def {name}_other(value, depth=0):
-    kind = type(value)
-    if kind is bool:
-        return not value
-    if kind is int:
-        return value + {number}
-    if kind is float and value - value == 0 and value + {number} != value:
-        return value + {number}
-    if kind is str:
-        return value + "{word}"
-    if kind is bytes:
-        return value + b"{word}"
-    if kind in (list, tuple, set, frozenset) and value and depth < 9:
-        return kind([{name}_other(each, depth + 1) for each in value])
-    if kind is dict and value and depth < 9:
-        return {{key: {name}_other(each, depth + 1) for key, each in value.items()}}
-    return object()
-"""
 
 
 def rewrite_python(
-    text: str, targets: AbstractSet[Target], kind: str, *, word: str, name: str, number: int
+    text: str, targets: AbstractSet[Target], kind: str, *, word: str, name: str, number: int, form: str = ""
 ) -> tuple[str, frozenset[Target]]:
     """Return a test file with some of its tests in other words, and which could be; see `rewrite.rewrite`."""
     try:
@@ -83,7 +59,7 @@ def rewrite_python(
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return text, frozenset()
-    writer = _Writer(text, word, name, number)
+    writer = _Writer(text, word, name, number, form)
     done: set[Target] = set()
     for target in sorted(targets):
         for function in _functions(tree, target):
@@ -115,7 +91,8 @@ def _functions(tree: ast.Module, target: Target) -> Iterator[_Function]:
         body, seen = waiting.pop(0), seen + 1
         found = [node for node in body if isinstance(node, _Function) and node.name == target[-1]]
         if found:
-            yield found[-1]
+            if not any(_binds(node, target[-1]) for node in _scope(ast.Module([*body], [])) if node not in found):
+                yield found[-1]
             return
         holder = next((node for node in classes.values() if node.body is body), None)
         waiting += [
@@ -125,12 +102,27 @@ def _functions(tree: ast.Module, target: Target) -> Iterator[_Function]:
         ]
 
 
+def _binds(node: ast.AST, name: str) -> bool:
+    """Whether a statement gives a name to something else: then that is what is run."""
+    match node:
+        case ast.Name(id=bound, ctx=ast.Store()) | ast.FunctionDef(name=bound) | ast.AsyncFunctionDef(name=bound):
+            return bound == name
+        case ast.alias(name=imported, asname=bound):
+            return (bound or imported) == name
+    return False
+
+
+def _scope(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what stands in a scope, and of those within it the head alone."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, _Function | ast.Lambda | ast.ClassDef):
+            yield from _scope(child)
+
+
 def _inner(node: ast.AST) -> Iterator[ast.AST]:
     """Yield what belongs to a function itself, and not to one within it."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, _Function | ast.Lambda | ast.ClassDef):
-            yield child
-            yield from _inner(child)
+    return (child for child in _scope(node) if not isinstance(child, _Function | ast.Lambda | ast.ClassDef))
 
 
 def _on_its_line(function: _Function) -> bool:
@@ -142,9 +134,11 @@ def _on_its_line(function: _Function) -> bool:
 class _Writer:
     """Collects what is put in where, and does it from the end."""
 
-    def __init__(self, text: str, word: str, name: str, number: int) -> None:
+    def __init__(self, text: str, word: str, name: str, number: int, form: str) -> None:
         self._source = text.encode()
-        self._word, self._name, self._number = word, name, number
+        self._word, self._name, self._chosen = word, name, number
+        self._number = number + FURTHER if form else number
+        self._plain = form == "plain"
         self._lines: list[int] = [0]
         for line in self._source.splitlines(keepends=True):
             self._lines.append(self._lines[-1] + len(line))
@@ -155,7 +149,11 @@ class _Writer:
         made = self._source
         for start, end, new in sorted(set(self.edits), reverse=True):
             made = made[:start] + new + made[end:]
-        helpers = _HELPERS.format(name=self._name, number=self._number, word=self._word) if with_helpers and self.edits else ""
+        helpers = (
+            HELPERS.format(name=self._name, number=self._number, word=self._word, made="unlike" if self._plain else "alike")
+            if with_helpers and self.edits
+            else ""
+        )
         return made.decode() + helpers
 
     def _start(self, node: Any) -> int:
@@ -220,14 +218,17 @@ class _Writer:
                     found[1].extend(self._raised(item.context_expr) for item in items)
         for some in found:
             if edits := [edit for edit in some if edit]:
-                return edits[self._number % len(edits)]
+                return edits[self._chosen % len(edits)]
         return []
 
     def _asserted(self, test: ast.expr, function: _Function, bound: AbstractSet[str]) -> list[_Edit]:
         if _LOOSE.search(self._segment(test).decode(errors="replace")):
             return []
         opposite = [(self._start(test), self._end(test), b"not (" + self._segment(test) + b")")]
-        return self._unlike(test, function, bound) or opposite
+        edits = self._unlike(test, function, bound)
+        if self._plain and edits and not _is_equality(test):
+            return []
+        return edits or opposite
 
     def _unlike(self, test: ast.expr, function: _Function | None = None, bound: AbstractSet[str] = frozenset()) -> list[_Edit]:
         """Another value for what something is compared with, so that what held does not; nothing where that is not certain."""
@@ -246,6 +247,8 @@ class _Writer:
                 keywords=[],
             ):
                 return self._put(close(side, self._number))
+            case ast.Call(func=ast.Attribute(value=owner, attr="startswith" | "endswith"), args=[side], keywords=[]):
+                return self._put(begins(owner, side))
         return []
 
     def _put(self, unlike: Unlike | None) -> list[_Edit]:
@@ -264,19 +267,21 @@ class _Writer:
                 rebound = f"{side.id} = {self._name}_other({side.id})".encode()
                 stmts = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
                 return [self._before(stmts[0], rebound)]
-        near = [
-            side for side in (right, left) if b"approx(" in self._segment(side)
-        ]  # what is compared with it may be near to more
+        near = [side for side in (right, left) if b"approx(" in self._segment(side)]
+        if near and not self._plain and (far := approximate(near[0], self._number)):
+            return self._put(far)
+        # What is compared with the one may be near to more.
         side = near[0] if near else left if _calls(right) and not _calls(left) else right
         if is_literal(left) and is_literal(right):
             return []
-        return [(self._start(side), self._end(side), f"{self._name}_other(".encode() + self._segment(side) + b")")]
+        made = "unlike" if near else "other"
+        return [(self._start(side), self._end(side), f"{self._name}_{made}(".encode() + self._segment(side) + b")")]
 
     def _changed(self, node: ast.expr) -> bytes:
         """Other words for a literal, of the same kind."""
         value = ast.literal_eval(node)
         try:
-            made = repr(_other(value, self._word, self._number))
+            made = repr(other_value(value, self._word, self._number))
             if ast.literal_eval(made) != value:
                 return made.encode()
         except (ValueError, SyntaxError):
@@ -290,14 +295,14 @@ class _Writer:
             loose = "Almost" in attr and (bool(args[2:]) or any(word.arg in {"places", "delta"} for word in call.keywords))
             return [] if loose else self._equal(args[0], args[1])
         if attr == "assertTrue" and (edits := self._unlike(args[0])):
-            return edits
+            return [] if self._plain and not _is_equality(args[0]) else edits
         if (
             attr in _COMPARED
             and len(args) > 1
             and (other := compared(_COMPARED[attr], args[0], args[1], self._number, self._segment))
         ):
             between = other.first is not other.last  # the number is the first argument
-            return self._put(Unlike(args[0], args[0], b'float("nan")') if between else other)
+            return [] if self._plain else self._put(Unlike(args[0], args[0], b'float("nan")') if between else other)
         if attr in _OPPOSITE:
             end = self._end(func)
             return [(end - len(attr), end, _OPPOSITE[attr].encode())]
@@ -354,17 +359,3 @@ def _uses(function: _Function, name: str) -> int:
 
 def _calls(node: ast.expr) -> bool:
     return any(isinstance(each, ast.Call | ast.Await) for each in ast.walk(node))
-
-
-def _other(value: Any, word: str, number: int) -> Any:
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int | float | complex):
-        return value + number
-    if isinstance(value, dict):
-        return {key: _other(each, word, number) for key, each in value.items()} or {word: number}
-    if isinstance(value, list | tuple | set):
-        return type(value)([_other(each, word, number) for each in value] or [word])
-    if isinstance(value, str):
-        return value + word
-    return value + word.encode() if isinstance(value, bytes) else word

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _LARGE = 1e15  # a little more makes another number of any that is smaller
+_RELATIVE = 0.3  # of what is expected; a number that is twice as large is farther away
 _NOTHING = b'float("nan")'
 _TURNED = {ast.Lt: b" > ", ast.LtE: b" >= ", ast.Gt: b" < ", ast.GtE: b" <= "}
 
@@ -44,6 +45,25 @@ def close(side: ast.expr, number: int) -> Unlike | None:
     """Return what is not close to a number that is written."""
     value = number_of(side)
     return None if value is None else _put(side, value + abs(value) + number)
+
+
+def approximate(node: ast.expr, number: int) -> Unlike | None:
+    """Return what is not near to a number that `approx` is given, None where nothing is certain."""
+    match node:
+        case ast.Call(func=ast.Name(id="approx") | ast.Attribute(attr="approx"), args=[side, *more], keywords=keywords):
+            given = dict(zip(("rel", "abs"), more, strict=False)) | {str(word.arg): word.value for word in keywords}
+            value, room = number_of(side), {name: number_of(each) for name, each in given.items()}
+            rel, within = room.pop("rel", 0.0), room.pop("abs", 0.0)
+            if value is not None and rel is not None and within is not None and not room and abs(rel) < _RELATIVE:
+                return _put(side, value + abs(value) + 3 * math.ceil(abs(within)) + number)
+    return None
+
+
+def begins(owner: ast.expr, side: ast.expr) -> Unlike | None:
+    """Return what a text does not begin or end with."""
+    if is_literal(owner) or not isinstance(side, ast.Constant) or not isinstance(side.value, str | bytes):
+        return None
+    return Unlike(side, side, b'"\\0unlike"' if isinstance(side.value, str) else b'b"\\0unlike"')
 
 
 def _within(left: ast.expr, right: ast.expr, segment: Callable[[ast.expr], bytes]) -> Unlike | None:

@@ -57,7 +57,7 @@ _BROUGHT = ("node_modules/**", "vendor/**", "__pycache__/**", "*.pyc", ".env", f
 _RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "unittest", "node_modules"})
 """Names that a new file or folder at the top may not take: an interpreter would find it in their place."""
 _PACKAGE_KEYS = (
-    *("scripts", "jest", "mocha", "ava", "tap", "nyc", "c8", "vitest", "babel", "eslintConfig", "config", "type"),
+    *("name", "scripts", "jest", "mocha", "ava", "tap", "nyc", "c8", "vitest", "babel", "eslintConfig", "config", "type"),
     *("dependencies", "devDependencies", "peerDependencies", "optionalDependencies", "overrides", "resolutions", "workspaces"),
 )
 _SCRIPTS = ("pretest", "test", "posttest")

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moothall.ranking.equals import says_what_is_equal
 from moothall.ranking.patched import file_diffs
-from moothall.ranking.reach import reaches, says_what_is_equal
+from moothall.ranking.reach import reaches
 
 
 def diff(tmp_path: Path, before: str, after: str) -> str:
@@ -91,6 +92,11 @@ def test_a_diff_applied_gives_the_text_after_it(
         "__test__ = {'f': '>>> 1'}",
         "def f(x: \"__import__('a').b\"):\n    pass",
         "def f(x):\n    match x:\n        case object(f_back=y):\n            return y",
+        "def f(error):\n    return '{0.tb_frame.f_back}'.format(error.__traceback__)",
+        "import dis",
+        "def f():\n    import test_price",
+        "from tests.test_price import test_discount",
+        "from . import test_price",
     ],
 )
 def test_pythons_reach_is_shown(text: str) -> None:
@@ -111,6 +117,7 @@ def test_pythons_reach_is_shown(text: str) -> None:
         "from os import path\nx = f'{path.sep}/a.b_c'\n",
         "import time\n\n\ndef f(a, time):\n    a.at = time\n    return hasattr(time, 'x')\n",
         "import json\n\n\ndef f(a, codec=json):\n    return codec.dumps(a)\n",
+        "import protest\nfrom django.test import client\nx = '{0.name} {1}'.format(client, protest)\n",
         "import os\n\n\ndef f(a):\n    a.path = os.getcwd()\n    return bytes(each for each in b'a')\n",
     ],
 )
@@ -195,6 +202,29 @@ def test_a_line_that_reached_before_and_of_which_an_operator_changed_reaches_no_
         ("a.js", "const g = (function () { return this; })();", True),
         ("a.js", "class A { constructor(a) { super(a); } }", False),
         ("a.js", "module.exports = { a, b };", False),
+        ("a.js", "Math.abs = () => 0;", True),
+        ("a.js", "RegExp.prototype.test = () => true;", True),
+        ("a.js", "const text = String.prototype;", True),
+        ("a.js", "Object.defineProperty(Math, 'abs', { value: () => 0 });", True),
+        ("a.js", "Object.assign(JSON, other);", True),
+        ("a.js", "const numbers = Math;", True),
+        ("a.js", "const kept = Object.assign(this, other);", False),
+        ("a.js", "const own = Object.prototype.hasOwnProperty;", False),
+        ("a.js", "if (Math.PI == x) y = Math.abs(x);", False),
+        ("a.js", "my.Map = Map; tables.Map.size = 3;", False),
+        ("a.go", "var nil error = ErrMuch", True),
+        ("a.go", "\ttrue = false", True),
+        ("a.go", "func len(x string) int {", True),
+        ("a.go", "\tlen := 3", False),
+        ("a.go", "\tif err == nil && ok == true {", False),
+        ("a.go", "\tio.EOF = nil", True),
+        ("a.go", "\tend := &io.EOF", True),
+        ("a.go", "\tif err == io.EOF {", False),
+        ("a.go", "\ts.err = io.EOF", False),
+        ("src/a.rs", "macro_rules! matches {", True),
+        ("src/a.rs", "fn Ok(x: i64) -> Any {", True),
+        ("src/a.rs", "type Result<T> = std::result::Result<T, Error>;", False),
+        ("src/a.rs", "macro_rules! lines {", False),
     ],
 )
 def test_other_languages(path: str, text: str, *, shown: bool) -> None:
@@ -216,11 +246,32 @@ def test_what_runs_without_being_read_is_shown() -> None:
         ("a.go", "func (p Price) Equal(other Price) bool {", True),
         ("a.py", "    def equal(self, other):", False),
         ("src/a.rs", "#[derive(PartialEq)]", False),
+        ("src/a.rs", "impl std::ops::Sub<f64> for Same {", True),
+        ("a.js", "class Text extends String {", True),
+        ("a.js", "return { includes: (part) => part !== '' };", True),
+        ("a.js", "  includes(part) {", True),
+        ("a.js", "  if (list.includes(part)) {", False),
+        ("a.js", "class Text extends Base {", False),
     ],
 )
 def test_a_type_that_says_what_is_equal_to_it(path: str, text: str, *, says: bool) -> None:
     assert bool(says_what_is_equal(added(path, text), ())) is says
     assert says_what_is_equal(added(path, text), (path,)) == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("fn label(a: i64) -> String {", "pub fn label(a: i64) -> Label {", True),
+        (") -> String {", ") -> Label {", True),
+        ("type Price = i64;", "type Price = Same;", True),
+        ("fn label(a: i64) -> String {", "fn label(b: i64) -> String {", False),
+        ("fn label(a: i64) -> String {", "fn other(a: i64) -> Label {", False),
+    ],
+)
+def test_a_function_of_rust_that_returns_another_type(before: str, after: str, *, says: bool) -> None:
+    said = f"diff --git a/m.rs b/m.rs\n--- a/m.rs\n+++ b/m.rs\n@@ -1,2 +1,2 @@\n-{before}\n+{after}\n x()\n"
+    assert bool(says_what_is_equal(said, ())) is says
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,21 @@ def test_what_cannot_be_put_in_other_words_is_left() -> None:
         assert rewrite("test_a.py", text, frozenset({("test_x",)}), "end", "seed") == (text, frozenset())
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        "if sys.version_info > (3, 8):\n    from .others import test_x",
+        "if sys.platform:\n    def test_x():\n        pass",
+        "test_x = marked(test_x)",
+        "try:\n    import others as test_x\nexcept ImportError:\n    pass",
+    ],
+)
+def test_a_name_that_is_given_to_another_test_is_left(more: str) -> None:
+    text = "def test_x():\n    assert f() == 1\n\n\n"
+    assert rewrite("tests/test_a.py", text + more, {("test_x",)}, "end", "seed") == (text + more, frozenset())
+    assert rewrite("tests/test_a.py", f"def test_x():\n    pass\n\n\n{text}", {("test_x",)}, "end", "seed")[1] == {("test_x",)}
+
+
 def test_an_object_that_equals_all_is_not_asked_for() -> None:
     text = "from unittest.mock import ANY\n\n\ndef test_x():\n    assert f() == [1, ANY]\n"
     assert rewrite("test_a.py", text, frozenset({("test_x",)}), "expect", "seed") == (text, frozenset())

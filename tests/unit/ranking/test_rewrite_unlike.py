@@ -79,6 +79,8 @@ def test_another_expectation_than_one_of_equality(body: str) -> None:
         ("assert math.isclose(x, 0)", 0),
         ("assert abs(x - 1e14) < 1000", 1e14),
         ("assert 0 <= x < 181", 180),
+        ("assert x.startswith('18')", "180"),
+        ("assert y and x.endswith(b'0')", b"180"),
         ("assert not x", 0),
         ("assert x", 180),
     ],

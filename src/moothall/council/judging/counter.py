@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -21,10 +21,10 @@ from moothall.errors import NotFound, WorkspaceFailed
 from moothall.guard.alerts import Alert, alert_event
 from moothall.inside.checks import INSTEAD, hidden_tests
 from moothall.ranking.authors import containers
+from moothall.ranking.equals import says_what_is_equal
 from moothall.ranking.gates import named
 from moothall.ranking.patched import file_diffs
-from moothall.ranking.reach import says_what_is_equal
-from moothall.ranking.rewrite import KINDS, CasePlace, Kind, places, rewrite
+from moothall.ranking.rewrite import FORMS, KINDS, CasePlace, Form, Kind, places, rewrite
 from moothall.ranking.rewrite_shown import shown as shown_as
 from moothall.ranking.rust_tests import with_tests_of
 from moothall.telemetry import get_logger, metrics
@@ -59,6 +59,12 @@ class Proving:
     cases: Sequence[str]
     extra: str = ""
     tests: Sequence[str] = ()
+
+
+_Run = Callable[[str, Rewritten], Coroutine[Any, Any, Mapping[str, CheckRun]]]
+"""Runs the cases of a kind in a workspace of that name."""
+_Rewriting = Callable[..., Awaitable[Rewritten]]
+"""Puts cases in other words: of a kind, and in a form."""
 
 
 def _results(made: Rewritten, runs: Mapping[str, CheckRun]) -> list[tuple[str, str]]:
@@ -162,20 +168,43 @@ class CounterProof:
         run = partial(self._run, diff, proof.extra)
         async with asyncio.TaskGroup() as group:
             tasks = {kind: group.create_task(run(kind, made)) for kind, made in kinds.items()}
-        for kind, task in tasks.items():
+        found = {kind: task.result() for kind, task in tasks.items()}
+        rewriting = partial(self._rewritten, seed=seed, changed=texts, within=files)
+        own = bool(says_what_is_equal(self.runs.exact(diff), proposal.own_tests))
+        return await self._unfollowed(run, kinds, found, rewriting, own=own) or self._followed(kinds, len(cases))
+
+    async def _unfollowed(
+        self,
+        run: _Run,
+        kinds: Mapping[Kind, Rewritten],
+        found: Mapping[Kind, Mapping[str, CheckRun]],
+        rewriting: _Rewriting,
+        *,
+        own: bool,
+    ) -> tuple[Verdict, str, Sequence[str]] | None:
+        """Return what speaks against a candidate, None where its verdicts follow the tests. `own`: its patch says itself what is equal."""
+        for kind, made in kinds.items():
             if kind == "neutral":
-                red, lost = await self._red(run, kinds[kind], task.result())
-                if red and await self._reads(run, kinds[kind], red):
+                red, lost = await self._red(run, made, found[kind])
+                if red and await self._reads(run, made, red):
                     return Verdict.ERRORED, f"what is run reads the files of its tests, and does as these say: {named(red)}", ()
-                wrong = [case for case in red if any(place.path.endswith(".py") for place in places(case, files))]
+                wrong = [case for case in red if any(place.path.endswith(".py") for place in places(case, tuple(made.files)))]
                 if (red or lost) and not wrong:  # elsewhere words are put in by pattern, and may not fit what is around them
                     return Verdict.ERRORED, f"in other words that mean the same, it could not be run: {named([*red, *lost])}", ()
             else:
-                wrong = [case for case, result in _results(kinds[kind], task.result()) if result == "passed"]
+                wrong = [case for case, result in _results(made, found[kind]) if result == "passed"]
+            if wrong and kind == "expect":
+                wrong, lenient = await self._forged(run, made, wrong, rewriting, own=own)
+                if lenient and not wrong:
+                    return Verdict.ERRORED, f"what a test expects may be equal to more than that: {named(lenient)}", ()
             if wrong:
                 return Verdict.FAILED, f"the verdict does not follow the tests: {named(wrong)} {_SAID[kind]}", wrong
+        return None
+
+    def _followed(self, kinds: Mapping[Kind, Rewritten], of: int) -> tuple[Verdict, str, Sequence[str]]:
+        """Say how many of the tests that prove a candidate decided something."""
         counts = {kind: sum(map(len, made.cases.values())) for kind, made in kinds.items()}
-        left = f"; of {len(cases) - counts['end']} no ending could be changed" if counts.get("end", 0) < len(cases) else ""
+        left = f"; of {of - counts['end']} no ending could be changed" if counts.get("end", 0) < of else ""
         expect = counts.get("expect", 0)
         values = (
             f"{expect} {'turns' if expect == 1 else 'turn'} red with other expectations"
@@ -187,9 +216,7 @@ class CounterProof:
         ends = f"{turn} {'turns' if turn == 1 else 'turn'} red with another end"
         return Verdict.PASSED, f"{words} and {ends}; {values}{left}", ()
 
-    async def _red(
-        self, run: Callable[[str, Rewritten], Awaitable[Mapping[str, CheckRun]]], made: Rewritten, runs: Mapping[str, CheckRun]
-    ) -> tuple[list[str], list[str]]:
+    async def _red(self, run: _Run, made: Rewritten, runs: Mapping[str, CheckRun]) -> tuple[list[str], list[str]]:
         """Return the cases that are red in other words that mean the same, and those that were not told of.
 
         Both twice, and only where they are green as they are written: what fails by itself, or without others, tells nothing.
@@ -201,9 +228,28 @@ class CounterProof:
         wrong = [case for case, result in again.items() if result != "passed" and control[case] == "passed"]
         return [case for case in wrong if again[case]], [case for case in wrong if not again[case]]
 
-    async def _reads(
-        self, run: Callable[[str, Rewritten], Awaitable[Mapping[str, CheckRun]]], made: Rewritten, wrong: Iterable[str]
-    ) -> bool:
+    async def _forged(
+        self,
+        run: _Run,
+        made: Rewritten,
+        green: Sequence[str],
+        rewriting: _Rewriting,
+        *,
+        own: bool,
+    ) -> tuple[list[str], list[str]]:
+        """Return which of these, green with other expectations, are so with any, and which only where a type says itself what it is equal
+        to, or what it is smaller than. The latter is `own` where the patch says that. What is so by chance is in neither.
+        """
+        forms: dict[Form, Rewritten] = {form: await rewriting(green, "expect", form=form) for form in FORMS}
+        forms = {form: replace(made, files={**made.files, **other.files}, cases=other.cases) for form, other in forms.items()}
+        async with asyncio.TaskGroup() as group:
+            tasks = {form: group.create_task(run(f"expect-{form}", other)) for form, other in forms.items()}
+        again, plain = (dict(_results(forms[form], tasks[form].result())) for form in FORMS)
+        steady = [case for case in green if again.get(case, "passed") == "passed"]
+        wrong = [case for case in steady if plain.get(case, "passed" if own else "") == "passed"]
+        return wrong, [case for case in steady if case not in wrong]
+
+    async def _reads(self, run: _Run, made: Rewritten, wrong: Iterable[str]) -> bool:
         """Whether these are red only where the disk has other tests: the code may read there what is expected, or a test its own text."""
         if not made.shown:
             return False
@@ -232,7 +278,14 @@ class CounterProof:
         return self._texts[path]
 
     async def _rewritten(
-        self, cases: Sequence[str], kind: Kind, seed: str, changed: Mapping[str, str], within: Sequence[str]
+        self,
+        cases: Sequence[str],
+        kind: Kind,
+        seed: str,
+        changed: Mapping[str, str],
+        within: Sequence[str],
+        *,
+        form: Form = "",
     ) -> Rewritten:
         wanted: dict[str, list[CasePlace]] = {}
         for case in cases:
@@ -244,7 +297,7 @@ class CounterProof:
             text = changed.get(path) or await self._read(path)
             if len(text) >= TEXT_LIMIT or "\ufffd" in text:
                 continue  # not all of it, or not as it is
-            made, done = rewrite(path, text, {place.names for place in found}, kind, digest(seed, path))
+            made, done = rewrite(path, text, {place.names for place in found}, kind, digest(seed, path), form=form)
             if done and made != text:
                 files[path] = made
                 seen |= {place.case: None for place in found if place.names in done}

@@ -26,6 +26,7 @@ from moothall.errors import NotFound
 from moothall.inside.checks import runs_python_tests
 from moothall.ranking import assess, changed_files, passes_gates, rivals
 from moothall.ranking.assess import differing, told_once
+from moothall.ranking.data import data_files, named_by_tests
 from moothall.ranking.documented import altered_examples
 from moothall.ranking.gates import counts
 from moothall.ranking.helpers import altered_helpers
@@ -35,7 +36,7 @@ from moothall.ranking.reach import reaches
 from moothall.ranking.shadows import new_modules, shadowing
 
 _OUTPUT = 8000
-_TESTS = 500  # files of tests that are read for what they import
+_TESTS = 500  # files of tests that are read for what they import or name
 _TOLD = 4  # cases whose output is told
 _RUN_ALONE = re.compile(
     r"(?:^|/)test_[^/]*\.py$|_test\.(?:py|go)$|\.(?:test|spec)\.[cm]?[jt]sx?$|(?:^|/)(?:tests?|__tests__)/[^/]+\.(?:rs|[cm]?[jt]sx?)$"
@@ -157,7 +158,12 @@ class Bench:
         return replace(
             found,
             evidence=(*found.evidence, *([shown] if shown.look else [])),
-            look=(*reaches(diff, texts, own_tests), *altered_helpers(diff, texts, own_tests), *await self._shadows(diff)),
+            look=(
+                *reaches(diff, texts, own_tests),
+                *altered_helpers(diff, texts, own_tests),
+                *await self._shadows(diff),
+                *await self._data(diff, own_tests),
+            ),
             change=same_change(change),
             idle=changes_nothing(diff, change, self._facts.d.description),
         )
@@ -168,13 +174,21 @@ class Bench:
         modules = new_modules(diff, base.files, base.base.profile.folders.values())
         if not modules:
             return ()
-        tests = [path for path in base.files if path.endswith(".py") and is_test(path)][:_TESTS]
+        cases = {case for run in base.runs.values() for case, result in run.cases.items() if result in {"passed", "failed"}}
+        return shadowing(modules, await self._tests(".py"), cases)
+
+    async def _data(self, diff: str, own_tests: Sequence[str]) -> Sequence[str]:
+        """Return the changed files without code that tests name."""
+        paths = data_files(diff, own_tests)
+        return named_by_tests(paths, await self._tests("")) if paths else ()
+
+    async def _tests(self, ending: str) -> dict[str, str]:
+        """Return the texts of the base's test files."""
         texts = {}
-        for path in tests:
+        for path in [path for path in self._prepared.files if path.endswith(ending) and is_test(path)][:_TESTS]:
             with suppress(NotFound):
                 texts[path] = await self._runs.read(path)
-        cases = {case for run in base.runs.values() for case, result in run.cases.items() if result in {"passed", "failed"}}
-        return shadowing(modules, texts, cases)
+        return texts
 
     async def _before(self, diff: str) -> dict[str, str]:
         """Return the texts on the base of the code that a diff changes."""

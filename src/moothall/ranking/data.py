@@ -1,0 +1,32 @@
+"""Files without code that a patch changes and that tests name: what they compare with may stand there. Pure.
+
+As with all that reaches for what judges, a person should look: it may be what the code reads, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from moothall.ranking.patched import file_diffs
+
+_CODE = re.compile(
+    r"\.(?:pyi?|[cm]?[jt]sx?|go|rs|c|h|cc|cpp|hpp|s|S|sh)$|(?:^|/)(?:package\.json|LICENSE|README|CHANGELOG)[^/]*$"
+)
+
+
+def data_files(diff: str, own_tests: Iterable[str]) -> tuple[str, ...]:
+    """Return the files without code that a diff changes or brings, outside of its author's tests."""
+    tests = frozenset(own_tests)
+    return tuple(part.path for part in file_diffs(diff) if part.path not in tests and not _CODE.search(part.path))
+
+
+def named_by_tests(paths: Iterable[str], tests: Mapping[str, str]) -> tuple[str, ...]:
+    """Return those that a test file names, as `path:1: …`. `tests`: the base's, by path."""
+    found = []
+    for path in paths:
+        name = re.compile(rf"(?<![\w.-]){re.escape(path.rpartition('/')[2])}(?![\w-])")
+        by = next((test for test, text in tests.items() if name.search(text)), "")
+        if by:
+            found.append(f"{path}:1: {by} names it, and may compare with what stands there")
+    return tuple(found)

@@ -1,0 +1,20 @@
+"""What tests may compare with, and a patch changes."""
+
+from __future__ import annotations
+
+from moothall.ranking.data import data_files, named_by_tests
+
+
+def diff(*paths: str) -> str:
+    return "".join(f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-1\n+2\n" for path in paths)
+
+
+def test_files_without_code_are_data_but_for_those_of_the_authors_tests() -> None:
+    said = diff("shop/prices.json", "shop/price.py", "src/a.rs", "package.json", "README.md", "own/a.txt", "page.html")
+    assert data_files(said, ("own/a.txt",)) == ("shop/prices.json", "page.html")
+
+
+def test_those_that_a_test_names_are_shown() -> None:
+    tests = {"tests/test_a.py": 'open("../shop/prices.json")\n', "tests/test_b.py": "old-page.html, page.html5"}
+    found = named_by_tests(("shop/prices.json", "page.html", "s.json"), tests)
+    assert found == ("shop/prices.json:1: tests/test_a.py names it, and may compare with what stands there",)
