@@ -132,11 +132,14 @@ async def test_what_stands_from_an_earlier_call_is_a_hit_of_that_tenant_alone(ag
 # ---- what there is
 
 
-async def test_tools_are_found_by_words_category_and_danger(agent: Agent) -> None:
+async def test_tools_are_found_by_words_category_tag_and_danger(agent: Agent) -> None:
     found = await agent.DiscoverTools(pb.DiscoverToolsRequest(query="files.read"))
     assert found.tools[0].id == "files.read"
     found = await agent.DiscoverTools(pb.DiscoverToolsRequest(categories=["tests", "slow"]))
     assert {tool.category for tool in found.tools} == {"tests", "slow"}
+    found = await agent.DiscoverTools(pb.DiscoverToolsRequest(tags=["change"]))
+    assert {"files.write", "files.edit"} <= {tool.id for tool in found.tools}
+    assert all("change" in tool.tags for tool in found.tools)
     found = await agent.DiscoverTools(pb.DiscoverToolsRequest(exclude_dangerous=True))
     assert not any(tool.is_dangerous for tool in found.tools)
     assert "tests.pytest" not in [tool.id for tool in found.tools]
