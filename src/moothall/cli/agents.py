@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from moothall.agents.specs import Spec
 from moothall.cli.exits import EXIT_NONE
 from moothall.cli.options import example, json_option, repository_options
 from moothall.cli.plain import plain, teller
-from moothall.cli.run import errors_spoken, result_of, run, settings_of
+from moothall.cli.run import print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
@@ -34,13 +33,12 @@ def agents() -> None:
 
 @agents.command(epilog=example("moothall agents validate", "moothall agents validate agents/tests.yaml"))
 @_paths
-@click.pass_context
-@errors_spoken
-def validate(context: click.Context, *, paths: Sequence[Path]) -> None:
+@with_settings()
+async def validate(settings: Settings, *, paths: Sequence[Path]) -> int:
     """Check files: each wrong place is named with its line, what the settings do not allow, and a cycle or a missing agent by name. Exit code 1
     where there is any.
     """
-    loaded = _load(settings_of(context, narrated=True), paths)
+    loaded = _load(settings, paths)
     for said in loaded.kept:
         click.echo(plain(f"note  {said}"))
     wrong = len(loaded.wrong)
@@ -48,19 +46,18 @@ def validate(context: click.Context, *, paths: Sequence[Path]) -> None:
         try:
             check_order(tuple(loaded.specs.values()))
         except InvalidRequest as error:
-            click.echo(plain(error.message), err=True)
+            say(plain(error.message))
             wrong = 1
     click.echo(f"agents: {len(loaded.specs)} read, wrong places: {wrong}")
-    raise SystemExit(EXIT_NONE if wrong else 0)
+    return EXIT_NONE if wrong else 0
 
 
 @agents.command("list", epilog=example("moothall agents list"))
 @_paths
-@click.pass_context
-@errors_spoken
-def list_(context: click.Context, *, paths: Sequence[Path]) -> None:
+@with_settings()
+async def list_(settings: Settings, *, paths: Sequence[Path]) -> None:
     """List the agents in the order in which they would run one by one."""
-    named = {spec.name: spec for spec in _load(settings_of(context, narrated=True), paths).specs.values()}
+    named = {spec.name: spec for spec in _load(settings, paths).specs.values()}
     for name in check_order(tuple(named.values())):
         spec = named[name]
         needs = ", ".join(one.name + (" (optional)" if one.optional else "") for one in spec.dependencies)
@@ -74,10 +71,9 @@ def list_(context: click.Context, *, paths: Sequence[Path]) -> None:
 @click.option("--at-once", type=click.IntRange(min=1), default=None, help="Agents side by side; agents.at_once by default.")
 @click.option("--run", "name", default="", help="A name of your own: a run that was killed goes on under its name.")
 @json_option
-@click.pass_context
-@errors_spoken
-def run_(
-    context: click.Context,
+@with_settings()
+async def run_(
+    settings: Settings,
     *,
     paths: Sequence[Path],
     repo: str,
@@ -87,18 +83,18 @@ def run_(
     at_once: int | None,
     name: str,
     as_json: bool,
-) -> None:
+) -> int:
     """Run agents on a repository, each when what it needs has completed, on what that came to.
 
     Each leaves a branch moothall/<task_id>. Its validation commands decide whether it completed. Exit codes: 0 all completed, 1 not all,
     2 wrong use or a broken part.
     """
-    settings = settings_of(context, narrated=True)
     loaded = _load(settings, paths)
     if loaded.wrong:
         raise InvalidRequest(f"{len(loaded.wrong)} places in the files are wrong; nothing is run")
     specs = _chosen(tuple(loaded.specs.values()), only)
-    run(_run(settings, specs, Named(repo, ref, profile=profile), name, at_once or settings.agents.at_once, as_json=as_json))
+    named = Named(repo, ref, profile=profile)
+    return await _run(settings, specs, named, name, at_once or settings.agents.at_once, as_json=as_json)
 
 
 _NAME = click.argument("name")
@@ -106,60 +102,49 @@ _NAME = click.argument("name")
 
 @agents.command(epilog=example("moothall agents pause handbook"))
 @_NAME
-@click.pass_context
-@errors_spoken
-def pause(context: click.Context, *, name: str) -> None:
+@with_settings(_LOG)
+async def pause(settings: Settings, *, name: str) -> None:
     """Let the agent NAME, which is at work, wait: its turns end, and no other begins until `moothall agents resume`."""
-    _say_turned(result_of(_turned(settings_of(context, narrated=True), name, paused=True), _LOG), "paused", "was paused already")
+    await _turn(settings, name, paused=True, done="paused", before="was paused already")
 
 
 @agents.command(epilog=example("moothall agents resume handbook"))
 @_NAME
-@click.pass_context
-@errors_spoken
-def resume(context: click.Context, *, name: str) -> None:
+@with_settings(_LOG)
+async def resume(settings: Settings, *, name: str) -> None:
     """Let the agent NAME go on where it was. What the model said is not asked again; waiting is not counted against its time."""
-    _say_turned(result_of(_turned(settings_of(context, narrated=True), name, paused=False), _LOG), "goes on", "was not paused")
+    await _turn(settings, name, paused=False, done="goes on", before="was not paused")
 
 
 @agents.command(epilog=example("moothall agents stop handbook"))
 @_NAME
-@click.pass_context
-@errors_spoken
-def stop(context: click.Context, *, name: str) -> None:
+@with_settings(_LOG)
+async def stop(settings: Settings, *, name: str) -> None:
     """Stop the agent NAME for good: it is not made again, whatever its file says."""
     from moothall.wiring.tasks import cancel
 
-    settings = settings_of(context, narrated=True)
-    for task in result_of(_at_work(settings, name), _LOG):
-        task_id, status = result_of(cancel(settings, task, "stopped on the command line", _say), _LOG)
+    for task in await _at_work(settings, name):
+        task_id, status = await cancel(settings, task, "stopped on the command line", say)
         click.echo(f"{task_id}: {status.value.lower()}")
 
 
-def _say(line: str) -> None:
-    click.echo(line, err=True)
-
-
-def _say_turned(turned: Sequence[tuple[str, bool]], done: str, before: str) -> None:
-    for task_id, changed in turned:
-        click.echo(f"{task_id}: {done if changed else before}")
-
-
-async def _turned(settings: Settings, name: str, *, paused: bool) -> Sequence[tuple[str, bool]]:
+async def _turn(settings: Settings, name: str, *, paused: bool, done: str, before: str) -> None:
     from moothall.domain.identity import LOCAL
     from moothall.planning import saying
     from moothall.wiring.tasks import open_tasks
 
     found = await _at_work(settings, name)
-    async with open_tasks(settings, _say) as tasks:
-        return [(task, await saying.pause(tasks.desk, task, LOCAL, paused=paused)) for task in found]
+    async with open_tasks(settings, say) as tasks:
+        for task in found:
+            changed = await saying.pause(tasks.desk, task, LOCAL, paused=paused)
+            click.echo(f"{task}: {done if changed else before}")
 
 
 async def _at_work(settings: Settings, name: str) -> Sequence[str]:
     """Return the tasks of an agent that is at work. Raises `NotFound`, which names those that are."""
     from moothall.wiring.tasks import open_tasks
 
-    async with open_tasks(settings, _say) as tasks:
+    async with open_tasks(settings, say) as tasks:
         live = [view for view in await tasks.latest("live", 1000) if view.agent]
     if not (found := [view.task_id for view in live if view.agent == name]):
         there = ", ".join(sorted({view.agent for view in live}))
@@ -181,7 +166,7 @@ def _load(settings: Settings, paths: Sequence[Path]) -> Loaded:
         if (spec.security.resource_limits.timeout or 0) > longest:
             kept.append(Wrong(file, 0, f"its timeout is more than {longest} s, which hold (limits.deliberation_seconds)"))
     for said in wrong:
-        click.echo(plain(f"wrong {said}"), err=True)
+        say(plain(f"wrong {said}"))
     return replace(loaded, wrong=tuple(wrong), kept=tuple(kept))
 
 
@@ -229,7 +214,7 @@ async def _run(settings: Settings, specs: Sequence[Spec], named: Named, name: st
         run = AgentRun(house.desk, LOCAL, repository, run_name, at_once, tell, longest=_longest(settings))
         ended = await run.all(specs)
     if as_json:
-        click.echo(json.dumps(dump(AgentsDocument(run_name, tuple(ended.values()))), indent=2))
+        print_json(dump(AgentsDocument(run_name, tuple(ended.values()))))
     else:
         for end in ended.values():
             said = end.branch if end.state is State.COMPLETED else first_line(end.reason)

@@ -62,7 +62,7 @@ def with_settings(
         @errors_spoken
         @functools.wraps(main)
         def started(context: click.Context, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            run(main(settings_of(context, narrated=narrated), *args, **kwargs), waits)
+            sys.exit(result_of(main(settings_of(context, narrated=narrated), *args, **kwargs), waits))
 
         return started
 
@@ -116,11 +116,6 @@ def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> MoothallError | 
     if ours is None or (others is not None and others.split((asyncio.CancelledError, KeyboardInterrupt))[1] is not None):
         return None
     return next(leaves(ours))
-
-
-def run(main: Coroutine[Any, Any, int | None], waits: str = "") -> None:
-    """Run to the end and exit with its code; `waits` as in `result_of`."""
-    sys.exit(result_of(main, waits))
 
 
 _INTERRUPTS: list[Callable[[], object]] = []

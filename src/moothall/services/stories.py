@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from moothall.domain.budget import Account, Amount, Budget
+from moothall.domain.budget import Account, Budget
 from moothall.domain.ids import new_task_id
 from moothall.errors import InvalidRequest, Refused
 from moothall.pb.planning.v1 import planning_pb2 as pb
@@ -18,6 +18,7 @@ from moothall.planning.lifecycle import Blocked
 from moothall.planning.outline import outline_of, outlines_of
 from moothall.planning.planner import plan_of
 from moothall.planning.saying import Spot, remark
+from moothall.services import convert
 from moothall.services.doors import Doors
 from moothall.services.identity import caller
 
@@ -43,7 +44,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
             key=key,
             repository=request.repository,
             rigor=request.rigor_level,
-            budget=Budget(tokens=request.budget.tokens, calls=request.budget.calls, cost_usd=request.budget.cost_usd),
+            budget=convert.from_message(Budget, request.budget),
         )
         return pb.CreateStoryResponse(story_id=card.story.id, state=card.stand.state, dor_score=card.stand.points)
 
@@ -136,10 +137,8 @@ def _story(card: Card) -> pb.Story:
 
 
 def _account(book: Account) -> pb.Account:
-    def amount(value: Amount) -> pb.Amount:
-        return pb.Amount(tokens=value.tokens, calls=value.calls, cost_usd=value.cost_usd)
-
-    return pb.Account(limit=amount(book.limit), spent=amount(book.spent), reserved=amount(book.reserved), left=amount(book.left))
+    said = {"limit": book.limit, "spent": book.spent, "reserved": book.reserved, "left": book.left}
+    return pb.Account(**{name: convert.to_message(pb.Amount, amount) for name, amount in said.items()})
 
 
 def _check(card: Card) -> pb.Check | None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
-from moothall.cli.run import errors_spoken, result_of, settings_of
+from moothall.cli.run import errors_spoken, result_of, settings_of, with_settings
+from moothall.config import Settings
 
 
 def test_the_data_directory_is_its_owner_s_alone_whoever_needs_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,3 +46,28 @@ def test_a_bug_is_told_with_its_cause_however_deep_it_lies(capsys: pytest.Captur
         broken()
     assert ended.value.code == 2
     assert "ValueError: the cause" in capsys.readouterr().err
+
+
+def test_a_command_is_given_the_settings_and_returns_the_exit_code(tmp_path: Path) -> None:
+    @click.command()
+    @click.argument("code", type=int)
+    @with_settings()
+    async def command(settings: Settings, *, code: int) -> int | None:
+        click.echo(settings.data_dir)
+        return code or None
+
+    for code in (0, 3):
+        ran = CliRunner().invoke(command, [str(code)], env={"MOOTHALL_DATA_DIR": str(tmp_path)})
+        assert (ran.exit_code, ran.output) == (code, f"{tmp_path}\n")
+
+
+def test_what_a_command_finds_wrong_with_a_parameter_is_said_as_click_says_it(tmp_path: Path) -> None:
+    @click.command()
+    @with_settings()
+    async def command(settings: Settings) -> None:
+        raise click.BadParameter(f"no place below {settings.data_dir}", param_hint="--line")
+
+    ran = CliRunner().invoke(command, [], env={"MOOTHALL_DATA_DIR": str(tmp_path)})
+    assert ran.exit_code == 2
+    assert f"Error: Invalid value for --line: no place below {tmp_path}" in ran.output
+    assert "Traceback" not in ran.output
