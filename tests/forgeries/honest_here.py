@@ -19,9 +19,9 @@ from typing import Any
 
 from judge import alone
 from moothall.config import Limits
-from moothall.council.counter import CounterProof, Proving
 from moothall.council.facts import Facts
-from moothall.council.runs import Ran
+from moothall.council.judging.counter import CounterProof, Proving
+from moothall.council.judging.runs import Ran
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.proposal import Proposal
 from moothall.domain.repository import Base, Prepared, Profile
