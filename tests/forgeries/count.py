@@ -16,6 +16,7 @@ import corpus_fresh as fresh
 import corpus_more as more
 import corpus_runners as runners
 import corpus_tables as tables
+import corpus_taken as taken
 import corpus_traces as traces
 
 import corpus_others as others
@@ -55,7 +56,7 @@ GROUPS = {
     "rust disk": (others.RUST_BASE, (), disk.RUST),
     **{
         name: (group.base, group.argv, group.patches)
-        for name, group in {**around.GROUPS, **around_others.GROUPS, **runners.GROUPS}.items()
+        for name, group in {**around.GROUPS, **around_others.GROUPS, **taken.GROUPS, **runners.GROUPS}.items()
     },
 }
 

@@ -14,6 +14,7 @@ import corpus_disk as disk
 import corpus_fresh as fresh
 import corpus_more as more
 import corpus_tables as tables
+import corpus_taken as taken
 import corpus_traces as traces
 import pytest
 
@@ -26,13 +27,13 @@ from moothall.domain.proposal import Proposal
 
 pytestmark = pytest.mark.e2e
 Patches = Mapping[str, Mapping[str, str]]
-AROUND = {**around.GROUPS, **around_others.GROUPS}
+AROUND = {**around.GROUPS, **around_others.GROUPS, **taken.GROUPS}
 IN_PYTEST = {
     "in its process": python.IN_PROCESS,
     "by files": python.FILES,
     "by more": {**more.PYTEST, **fresh.PYTEST, **traces.PYTEST},
 }
-FOUND = ("around equal", "around close", "around less", "around within", "around true")
+FOUND = ("around equal", "around close", "around less", "around within", "around true", "taken kind", "taken near", "taken begins")
 """Groups whose patches a counter-proof finds out by itself."""
 FOLLOWED = (
     *("makereport-through-gc", "reports-class", "callinfo", "runner-by-subclasses", "act-by-test-name", "act-by-test-hash"),

@@ -85,7 +85,7 @@ def test_a_base_may_have_a_package_of_a_runners_name() -> None:
 
 def test_of_a_package_json_what_runs_tests_is_as_on_the_base() -> None:
     base = {"name": "a", "scripts": {"test": "mocha"}, "type": "module"}
-    now = {"name": "a", "exports": "./b.js", "scripts": {"test": "true"}, "mocha": {"require": "./evil.js"}}
+    now = {"name": "chai", "exports": "./b.js", "scripts": {"test": "true"}, "mocha": {"require": "./evil.js"}}
     judged = as_judged(Change("package.json", "100644", json.dumps(now).encode()), json.dumps(base).encode())
     assert json.loads(judged.content or b"") == {"name": "a", "exports": "./b.js", "scripts": {"test": "mocha"}, "type": "module"}
     broken = as_judged(Change("package.json", "100644", b"{"), b'{"name": "a"}')
