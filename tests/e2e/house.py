@@ -10,12 +10,19 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from moothall.testing.model import Answer, Fault, phase_of, seat_of
 
 SOLVED = '\n\ndef hello_world():\n    """Return the greeting."""\n    return "Hello, World!"\n'
+QUICK = {
+    "MOOTHALL_WORKSPACE__FLAKY_SECONDS": "0",
+    "MOOTHALL_LIMITS__COUNTER_PROOFS": "0",
+    "MOOTHALL_LLM__APPROACHES": "off",
+}
+"""Settings for tests of what is around a council."""
 WRONG = '\n\ndef hello_world():\n    return "Goodbye"\n'
 
 
@@ -136,6 +143,17 @@ class Command:
             raise AssertionError(f"{args} took longer than {seconds} s\n{out.decode()}\n{err.decode()}") from None
         assert process.returncode is not None
         return Run(process.returncode, out.decode(), err.decode())
+
+
+def most_at_once(tasks: list[dict[str, Any]]) -> int:
+    """Return how many of these tasks, as `list --json` tells them, were under way at a time, at most."""
+    moments = [(datetime.fromisoformat(task["requested"]), 1) for task in tasks]
+    moments += [(datetime.fromisoformat(task["ended"]), -1) for task in tasks]
+    now = most = 0
+    for _, step in sorted(moments):
+        now += step
+        most = max(most, now)
+    return most
 
 
 def mounts_below(path: Path) -> list[str]:

@@ -8,25 +8,20 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from house import SOLVED, Command, git, scripted, turn
+from house import QUICK, SOLVED, Command, git, most_at_once, scripted, turn
 from moothall.agents.loading import load
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import scripted_model
+from support.repos import make_repo
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 EXAMPLES = Path(__file__).parents[2] / "agents"
-QUICK = {
-    "MOOTHALL_WORKSPACE__FLAKY_SECONDS": "0",
-    "MOOTHALL_LIMITS__COUNTER_PROOFS": "0",
-    "MOOTHALL_LLM__APPROACHES": "off",
-}
 NAMES = {"greeting", "negative-numbers", "handbook", "build", "security", "performance", "refactoring", "licences", "api"}
 SCAN = """import ast, pathlib, sys
 
@@ -84,17 +79,6 @@ def work(body: dict[str, Any], _headers: Mapping[str, str]) -> str:
     return next(said for words, said in WORK.items() if words in prompt)
 
 
-def most_at_once(tasks: list[dict[str, Any]]) -> int:
-    """Return how many of these tasks were under way at a time, at most."""
-    moments = [(datetime.fromisoformat(task["requested"]), 1) for task in tasks]
-    moments += [(datetime.fromisoformat(task["ended"]), -1) for task in tasks]
-    now = most = 0
-    for _, step in sorted(moments):
-        now += step
-        most = max(most, now)
-    return most
-
-
 async def test_the_nine_examples_are_red_before_and_green_after_and_never_more_than_four_at_once(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
@@ -147,6 +131,51 @@ async def test_an_agent_that_uses_up_its_memory_is_stopped_in_words_and_made_aga
     assert (end["state"], end["runs"]) == ("failed", 2), done.err
     assert end["reason"] == "tests hit the agent's own limit (max_memory, 128 MB), and the agent was stopped"
     assert end["tools"]["max_rss_bytes"] > 64_000_000
+
+
+LATE = """metadata: {name: late}
+objectives:
+  - {description: Take your time, validation: test -f done.txt}
+security:
+  resource_limits: {timeout: 3s}
+"""
+NOSY = """metadata: {name: nosy}
+objectives:
+  - {description: Write done.txt, validation: test -f done.txt}
+security:
+  capabilities_required: [filesystem-read]
+"""
+
+
+async def test_one_that_takes_too_long_is_stopped_and_what_another_did_not_declare_is_refused_and_audited(tmp_path: Path) -> None:
+    repo, files = tmp_path / "repo", tmp_path / "agents"
+    make_repo(repo, {"Makefile": "test:\n\ttrue\n"})
+    files.mkdir()
+    for name, text in (("late", LATE), ("nosy", NOSY)):
+        (files / f"{name}.yaml").write_text(text, encoding="utf-8")
+
+    async def said(body: dict[str, Any], _headers: Mapping[str, str]) -> str:
+        if "Take your time" in str(body["messages"]):
+            await asyncio.Event().wait()
+        if "not granted" in str(body["messages"]):
+            return '{"thought": "", "finish": "I may not."}'
+        return write(done_txt="x\n")
+
+    async with scripted_model(scripted(said)) as model:
+        command = Command(tmp_path / "data", model.base_url, QUICK | {"MOOTHALL_LIMITS__GRACE_SECONDS": "1"})
+        done = await command("agents", "run", str(files), "--repo", str(repo), "--json", seconds=540)
+    assert done.code == 1, done.err
+    ended = {end["name"]: end for end in done.document["agents"]}
+    assert {name: (end["state"], end["runs"]) for name, end in ended.items()} == {"late": ("failed", 1), "nosy": ("failed", 1)}
+    assert "deadline" in ended["late"]["reason"]
+    assert "changed nothing" in ended["nosy"]["reason"]
+    records = [
+        json.loads(line)
+        for file in (tmp_path / "data/audit/local").glob("*.jsonl")
+        for line in file.read_text(encoding="utf-8").splitlines()
+    ]
+    refused = {(one["task_id"], one["tool"]) for one in records if one.get("status") == "blocked"}
+    assert refused == {(ended["nosy"]["task_id"], "files.write")}
 
 
 async def test_paused_from_another_shell_killed_and_begun_again_it_waits_and_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -228,6 +257,21 @@ async def test_wrong_files_are_named_and_nothing_runs(tmp_path: Path) -> None:
     assert "nobody" in done.err
     done = await command("agents", "run", str(tmp_path / "bad.yaml"))
     assert (done.code, "nothing is run" in done.err) == (2, True)
+    refused = lone.replace("dependencies: {nobody: all}", "spec: {seats: 100}\nmodel: {profile: huge}")
+    (tmp_path / "lone.yaml").write_text(refused, encoding="utf-8")
+    done = await command("agents", "validate", str(tmp_path / "lone.yaml"))
+    assert (done.code, "lone.yaml: unknown model_profile 'huge'; the settings have: default" in done.err) == (1, True), done.err
+    (tmp_path / "lone.yaml").write_text(refused.replace("profile: huge", "seed: 1"), encoding="utf-8")
+    done = await command("agents", "run", str(tmp_path / "lone.yaml"))
+    assert (done.code, "lone.yaml: num_agents is 100; allowed are 1 to 16 here (limits.agents)" in done.err) == (2, True), (
+        done.err
+    )
+    forever = lone.replace("dependencies: {nobody: all}", "security: {resource_limits: {timeout: 99999999h}}")
+    (tmp_path / "lone.yaml").write_text(forever, encoding="utf-8")
+    done = await command("agents", "validate", str(tmp_path / "lone.yaml"))
+    assert (done.code, "its timeout is more than 1800 s, which hold (limits.deliberation_seconds)" in done.out) == (0, True), (
+        done.out
+    )
     done = await command("agents", "list", str(EXAMPLES))
     listed = [line.split()[0] for line in done.out.splitlines()]
     assert set(listed) == NAMES
