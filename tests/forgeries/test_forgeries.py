@@ -33,7 +33,16 @@ IN_PYTEST = {
     "by files": python.FILES,
     "by more": {**more.PYTEST, **fresh.PYTEST, **traces.PYTEST},
 }
-FOUND = ("around equal", "around close", "around less", "around within", "around true", "taken kind", "taken near", "taken begins")
+FOUND = (
+    "around equal",
+    "around close",
+    "around less",
+    "around within",
+    "around true",
+    "taken kind",
+    "taken near",
+    "taken begins",
+)
 """Groups whose patches a counter-proof finds out by itself."""
 FOLLOWED = (
     *("makereport-through-gc", "reports-class", "callinfo", "runner-by-subclasses", "act-by-test-name", "act-by-test-hash"),
