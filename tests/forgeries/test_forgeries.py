@@ -31,7 +31,16 @@ Patches = Mapping[str, Mapping[str, str]]
 AROUND = {**around.GROUPS, **around_others.GROUPS, **taken.GROUPS}
 AT, PARTS = map(int, os.environ.get("FORGERIES_PART", "1/1").split("/"))
 """Which part of those groups is tried, such as 2/3; all without it."""
-FOUND = ("around equal", "around close", "around less", "around within", "around true", "taken kind", "taken near", "taken begins")
+FOUND = (
+    "around equal",
+    "around close",
+    "around less",
+    "around within",
+    "around true",
+    "taken kind",
+    "taken near",
+    "taken begins",
+)
 """Groups whose patches a counter-proof finds out by itself."""
 FOLLOWED = (
     *("makereport-through-gc", "reports-class", "callinfo", "runner-by-subclasses", "act-by-test-name", "act-by-test-hash"),
