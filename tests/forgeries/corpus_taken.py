@@ -309,4 +309,7 @@ GROUPS: Mapping[str, Group] = {
     "taken frames": FRAMES,
     "taken data": DATA,
     "taken node self": NODE_SELF,
+    "taken node builtin": NODE_BUILTIN,
+    "taken node text": NODE_TEXT,
+    "taken go nil": GO_NIL,
 }
