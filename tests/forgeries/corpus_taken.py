@@ -312,4 +312,8 @@ GROUPS: Mapping[str, Group] = {
     "taken node builtin": NODE_BUILTIN,
     "taken node text": NODE_TEXT,
     "taken go nil": GO_NIL,
+    "taken go sentinel": GO_SENTINEL,
+    "taken rust near": RUST_NEAR,
+    "taken rust matches": RUST_MATCHES,
+    "taken rust text": RUST_TEXT,
 }
