@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -167,7 +168,8 @@ async def test_one_that_takes_too_long_is_stopped_and_what_another_did_not_decla
     assert done.code == 1, done.err
     ended = {end["name"]: end for end in done.document["agents"]}
     assert {name: (end["state"], end["runs"]) for name, end in ended.items()} == {"late": ("failed", 1), "nosy": ("failed", 1)}
-    assert "deadline" in ended["late"]["reason"]
+    # By the seat's own clock or the council's, whichever is first.
+    assert re.search("deadline|not done in time", ended["late"]["reason"])
     assert "changed nothing" in ended["nosy"]["reason"]
     records = [
         json.loads(line)

@@ -1,4 +1,4 @@
-"""Thirty agents in a real house: never more than four at work, each soon ready, and all told of on the bus as they go on."""
+"""Thirty agents in a real house: never more than four at work, and all told of on the bus as they go on. How soon each is ready: docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,26 +18,26 @@ from support.repos import make_repo
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
-COUNT, AT_ONCE, READY_SECONDS = 30, 4, 30
+COUNT, AT_ONCE = 30, 4
 SPEC = """metadata: {{name: a{0:02}}}
 objectives:
 - {{description: Write note-{0:02}.txt, validation: test -f note-{0:02}.txt}}
 """
 
 
-async def test_thirty_agents_are_never_more_than_four_at_once_and_each_is_soon_ready(tmp_path: Path) -> None:
+async def test_thirty_agents_are_never_more_than_four_at_once(tmp_path: Path) -> None:
     make_repo(tmp_path / "repo", {"Makefile": "test:\n\ttrue\n"})
     (files := tmp_path / "agents").mkdir()
     for number in range(COUNT):
         (files / f"{number:02}.yaml").write_text(SPEC.format(number), encoding="utf-8")
-    ready: dict[str, datetime] = {}
+    ready: set[str] = set()
     four = asyncio.Barrier(AT_ONCE)
 
     async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         """The first four wait for each other: four it is, on a machine of any speed."""
         task = call_id_of(headers).partition("/")[0]
         if task not in ready:
-            ready[task] = datetime.now(UTC)
+            ready.add(task)
             if len(ready) <= AT_ONCE:
                 await four.wait()
         found = re.search(r"Write (note-\d\d\.txt)", str(body["messages"]))
@@ -55,8 +54,7 @@ async def test_thirty_agents_are_never_more_than_four_at_once_and_each_is_soon_r
     assert {end["state"] for end in done.document["agents"]} == {"completed"}
     tasks = listed.document["tasks"]
     assert (len(tasks), most_at_once(tasks)) == (COUNT, AT_ONCE)
-    waits = [(ready[task["task_id"]] - datetime.fromisoformat(task["requested"])).total_seconds() for task in tasks]
-    assert max(waits) < READY_SECONDS, "that is what is promised; docs/benchmarks.md says what it takes"
+    assert ready == {task["task_id"] for task in tasks}
     events = [json.loads(line) for line in told.out.splitlines()]
     steps = [event["data"] for event in events if event["type"] == "moothall.agent.progress" and _agent(event["data"])]
     by_agent = {agent: [*said] for agent, said in groupby(sorted(steps, key=_agent), _agent)}
