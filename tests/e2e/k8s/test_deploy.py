@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from k8s.conftest import DEPLOY, ask
+from k8s.conftest import DEPLOY
 
 from house import by_task, scripted
 from moothall.bus.nats.accounts import make
 from moothall.testing.model import ScriptedModel, scripted_model
 from support import gobuilt
 from support.kube import crds
+from support.kube.ctl import ask
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 

@@ -15,6 +15,8 @@ from typing import Any
 from support.kube.programs import COREDNS, Home, Missing, Say
 
 BASE = "registry.local/debian:bookworm-python"
+NEEDED = ("pause", "coredns")
+"""What a bare cluster runs; the rest is imported once it is wanted."""
 _SUITE = "bookworm"
 _BASE_PACKAGES = "ca-certificates,git,python3,python3-venv,procps"
 _MANIFEST, _LAYER = "application/vnd.oci.image.manifest.v1+json", "application/vnd.oci.image.layer.v1.tar+gzip"
