@@ -239,9 +239,8 @@ async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_h
         repo = tmp_path / name / "repo"
         await make_sample_repository(repo)
         command = Command(tmp_path / name / "data", model.base_url, {"MOOTHALL_RAY__MODE": "process", **extra})
-        done = await command(
-            "deliberate", "--repo", str(repo), "--agents", "3", "--json", "Add hello_world() function to src/utils.py"
-        )
+        asked = ("deliberate", "--repo", str(repo), "--agents", "3", "--json", "Add hello_world() function to src/utils.py")
+        done = await command(*asked, seconds=900)  # about ten pods, one after the other's set-up: minutes on a busy machine
         assert done.code == 0, done.err
         assert done.document["proven"] is True
         assert len(done.document["results"]) == 3
