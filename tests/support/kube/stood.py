@@ -14,6 +14,7 @@ from support.kube.house import CLAIMS, SPACE, WORKSPACES, Folders, install, obje
 from support.kube.node import nodes
 from support.kube.programs import Home
 
+_TRIES = 4
 DEPLOYMENTS = ("api", "collector", "tools", "hosts")
 
 
@@ -41,6 +42,18 @@ async def give_images(home: Home) -> None:
     """Give every node the images that were made meanwhile."""
     for node in nodes(home):
         await asyncio.to_thread(node.give_images, print)
+
+
+async def applied(folder: str) -> None:
+    """Apply a kustomization, again where the API server is too busy for its larger definitions. Raises `AssertionError`."""
+    for left in reversed(range(_TRIES)):
+        try:
+            await ask("apply", "--server-side", "-k", folder)
+        except AssertionError as error:
+            if not left or "(Timeout)" not in str(error):
+                raise
+        else:
+            return
 
 
 async def rolled_out(*names: str) -> None:

@@ -17,7 +17,7 @@ from support.kube import house
 from support.kube.added import METRICS
 from support.kube.ctl import ask
 from support.kube.programs import Home, Missing
-from support.kube.stood import give_images, rolled_out
+from support.kube.stood import applied, give_images, rolled_out
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -30,7 +30,7 @@ async def measured(standing: Standing, home: Home) -> None:
     try:
         await asyncio.to_thread(METRICS.make, home, print)
         await give_images(home)
-        await ask("apply", "--server-side", "-k", await asyncio.to_thread(METRICS.applied, home))
+        await applied(await asyncio.to_thread(METRICS.applied, home))
     except (gobuilt.Missing, Missing) as missing:
         pytest.fail(str(missing))
     await ask("-n", "kube-system", "rollout", "status", "deployment/metrics-server", "--timeout=180s")

@@ -16,7 +16,7 @@ from support.kube.added import RAY
 from support.kube.ctl import ask
 from support.kube.node import nodes
 from support.kube.programs import Home, Missing
-from support.kube.stood import give_images, rolled_out
+from support.kube.stood import applied, give_images, rolled_out
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -46,7 +46,7 @@ async def on_ray(standing: Standing, home: Home, counted: tuple[str, Arrived]) -
     try:
         await asyncio.to_thread(RAY.make, home, print)
         await give_images(home)
-        await ask("apply", "--server-side", "-k", await asyncio.to_thread(RAY.applied, home))
+        await applied(await asyncio.to_thread(RAY.applied, home))
         await ask("-n", RAY.space, "rollout", "status", "deployment/kuberay-operator", "--timeout=120s")
         await asyncio.to_thread(house.install, home, house.values(counted[0], ray=True))
     except (gobuilt.Missing, Missing) as missing:
