@@ -21,7 +21,7 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
-from benchmarks import agents, commands, growth, micro, results, scaling, soak, steps, tools
+from benchmarks import agents, cluster, commands, growth, micro, results, scaling, soak, steps, tools
 from benchmarks.contest import RIVALS, contest, streamed
 from benchmarks.lending import transfer
 from benchmarks.packs import SERVER, packs
@@ -139,6 +139,11 @@ async def _scaling(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     return await scaling.measure(folder, seconds=2.0 if asked.quick else 8.0, tell=_tell)
 
 
+async def _cluster(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    opened, seconds = (3, 3.0) if asked.quick else (20, 20.0)
+    return await cluster.measure(folder, opened=opened, seconds=seconds, tell=_tell)
+
+
 async def _soak(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     text, with_tools = (100, 6) if asked.quick else (1000, 20)
     found = await soak.soak(folder, text=text, with_tools=with_tools, at_once=64, tell=_tell)
@@ -160,6 +165,8 @@ PARTS: dict[str, Part] = {
     "pages": _pages,
     "scaling": _scaling,
 }
+ALONE: dict[str, Part] = {"soak": _soak, "cluster": _cluster}
+"""What is measured only where it is named."""
 
 
 async def _measure(asked: argparse.Namespace) -> int:
@@ -168,7 +175,7 @@ async def _measure(asked: argparse.Namespace) -> int:
     chosen = asked.parts or list(PARTS)
     for name in chosen:
         with tempfile.TemporaryDirectory(prefix="mhb-") as folder:
-            part = {**PARTS, "soak": _soak}[name]
+            part = {**PARTS, **ALONE}[name]
             document[name] = {**await part(Path(folder), asked), "frame": frame}
         results.save(document)
     into_docs = not asked.quick and not asked.dry
@@ -185,7 +192,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join((*PARTS, 'soak'))}; all but soak by default")
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"{', '.join((*PARTS, *ALONE))}; all but the last {len(ALONE)} by default"
+    )
     parser.add_argument(
         "--quick", action="store_true", help="short runs, to see that it works; docs/benchmarks.md stays as it is"
     )
@@ -193,8 +202,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="of all contenders; 3 by default")
     parser.add_argument("--dry", action="store_true", help="write the report beside the results, not into docs/")
     asked = parser.parse_args()
-    if unknown := set(asked.parts) - {*PARTS, "soak"}:
-        parser.error(f"unknown part {', '.join(sorted(unknown))}; there are {', '.join((*PARTS, 'soak'))}")
+    if unknown := set(asked.parts) - {*PARTS, *ALONE}:
+        parser.error(f"unknown part {', '.join(sorted(unknown))}; there are {', '.join((*PARTS, *ALONE))}")
     return uvloop.run(_until_told(asked))
 
 

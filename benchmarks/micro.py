@@ -92,7 +92,8 @@ async def persisted(folder: Path, count: int) -> Times:
     return Times(tuple(seconds))
 
 
-async def _prepared(settings: Settings, hands: Hands, path: Path) -> Prepared:
+async def prepared(settings: Settings, hands: Hands, path: Path) -> Prepared:
+    """Register a repository and prepare its HEAD."""
     named = await register(settings, str(path), "HEAD")
     return await hands.repositories.prepare(await hands.repositories.resolve(named))
 
@@ -162,10 +163,10 @@ async def _workspace(folder: Path, count: int) -> AsyncIterator[tuple[Gate, Seat
             AuditLog(settings.data_dir, "bench", sync_records=settings.guard.audit_sync_records)
         )
         hands = await stack.enter_async_context(open_hands(settings))
-        prepared = await _prepared(settings, hands, folder / "repo")
+        base = await prepared(settings, hands, folder / "repo")
         rules = await stack.enter_async_context(open_rules(settings, bus))
         gate = Gate(settings.guard.model_copy(update={"seat_calls": 10 * count + 100}), audit, bus.publish, rules)
-        workspace = await stack.enter_async_context(hands.workspaces.open(prepared, "bench"))
+        workspace = await stack.enter_async_context(hands.workspaces.open(base, "bench"))
         yield gate, gate.with_token(_seat(workspace)), hands
 
 
@@ -213,10 +214,10 @@ async def workspace_ready(folder: Path, count: int) -> Times:
     make_repo(folder / "repo", {**files, "Makefile": "test:\n\ttrue\n"})
     seconds: list[float] = []
     async with open_hands(settings) as hands:
-        prepared = await _prepared(settings, hands, folder / "repo")
+        base = await prepared(settings, hands, folder / "repo")
         for number in range(count + 2):
             began = time.perf_counter()
-            async with hands.workspaces.open(prepared, f"bench-{number}"):
+            async with hands.workspaces.open(base, f"bench-{number}"):
                 seconds.append(time.perf_counter() - began)
     return Times(tuple(seconds[2:]))
 

@@ -43,18 +43,16 @@ def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
         sections.append(_streamed(document["steps"]))
         if "agents" in document["steps"]:
             sections.append(_agents(document["steps"]))
-    if "packs" in document:
-        sections.append(_packs(document["packs"]))
-    if "commands" in document:
-        sections.append(_commands(document["commands"]))
-    if "lending" in document:
-        sections.append(_lending(document["lending"]))
-    if "readers" in document:
-        sections.append(_readers(document["readers"]))
-    if "pages" in document:
-        sections.append(_pages(document["pages"]))
-    if "soak" in document:
-        sections.append(_soak(document["soak"]))
+    last = {
+        "packs": _packs,
+        "commands": _commands,
+        "lending": _lending,
+        "readers": _readers,
+        "pages": _pages,
+        "cluster": _cluster,
+        "soak": _soak,
+    }
+    sections += [write_section(document[name]) for name, write_section in last.items() if name in document]
     sections.append(_how(document))
     path = folder / "benchmarks.md"
     path.write_text("\n\n".join(part.strip() for part in sections) + "\n", encoding="utf-8")
@@ -305,6 +303,37 @@ A board of {found["stories"]:,} stories is loaded in {figure(found["load_p50"])}
 happens on it: each hears of it, 3 ms for each that listens at the latest, and loads it anew within 300 ms, as the page's script does. From the request that changes the board to the new board in a browser:
 {figure(found["renewed_p50"])} s in the middle, {figure(found["renewed_max"])} s for the last; {figure(found["refused"])} loads are refused and come again. Each costs `serve` {figure(found["cpu"])} ms of CPU. The
 browsers are a process of their own on the same cores."""
+
+
+def _cluster(found: Mapping[str, Any]) -> str:
+    machine, frame = found["frame"]["machine"], found["frame"]
+    ready = [
+        (
+            words,
+            *(f"{found[name][what] / 1000:.2f}" for what in ("p50", "p95")),
+            found[name]["count"],
+            figure(found[name]["load"]),
+        )
+        for words, name in (("cold", "cold"), ("kept warm (`workspace.warm` 1)", "warm"))
+    ]
+    one = found["pods"][0]["rate"]
+    pods = [
+        (row["count"], figure(row["rate"]), f"{row['rate'] / one:.2f}", figure(row["wait"] * 1000), figure(row["load"]))
+        for row in found["pods"]
+    ]
+    return f"""## In a cluster
+
+`scripts/test-k8s --part benchmark`, {frame["date"]}: Kubernetes of `scripts/cluster up --nodes 2`, both nodes on one machine of {machine["cores"]} cores ({machine["processor"]}), {machine["memory"]}, whose load
+average over a minute stands beside each figure. A workspace in a Job, from being asked for until its first tool can run, one after the other:
+
+{table(("", "p50, s", "p95, s", "of", "load"), ready)}
+
+The house by role as the chart installs it (api and collector twice, three bus servers that hold each stream three times), {found["at_once"]} callers over gRPC with TLS, a model that answers
+after {found["delay_ms"]} ms, the graph put off; each pod of hosts has {found["slice"].removesuffix("m")} thousandths of a core, so that the hosts are what is waited for:
+
+{table(("pods of hosts", "deliberations a second", "of one pod's", "median ms", "load"), pods)}
+
+A repository of 100 MB, first and second time: [above](#a-repository-for-a-host-on-another-disk)."""
 
 
 def _soak(found: Mapping[str, Any]) -> str:

@@ -267,26 +267,26 @@ class Stub:
 
 
 @asynccontextmanager
-async def running_stub() -> AsyncIterator[Stub]:
-    """Start the server on a free port of the loopback, as a process of its own; it ends with the context."""
+async def running_stub(host: str = "127.0.0.1") -> AsyncIterator[Stub]:
+    """Start the server on a free port of an address of this machine, as a process of its own; it ends with the context."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.stub", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "benchmarks.stub", host, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     if process.stdin is None or process.stdout is None:
         raise AssertionError("asked for pipes")
     try:
         port = int(await process.stdout.readline())
         async with aiohttp.ClientSession() as session:
-            yield Stub(process.pid, f"http://127.0.0.1:{port}", session)
+            yield Stub(process.pid, f"http://{host}:{port}", session)
     finally:
         process.stdin.close()
         await process.wait()
 
 
-async def _serve() -> None:
+async def _serve(host: str) -> None:
     behaviour = Behaviour()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(behaviour), "127.0.0.1", 0, backlog=8192)
+    server = await loop.create_server(lambda: Connection(behaviour), host, 0, backlog=8192)
     print(server.sockets[0].getsockname()[1], flush=True)
     # Whoever started us closes our stdin, or dies and the kernel closes it.
     await loop.run_in_executor(None, sys.stdin.read)
@@ -294,4 +294,4 @@ async def _serve() -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve())
+    uvloop.run(_serve(sys.argv[1]))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
 
 from benchmarks.load import Act, Run, in_turn, side_by_side
 from benchmarks.served import Served, text_request
 from benchmarks.stub import Stub
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 
 PHASES = 3
 """Propose, review, revise: so many model calls lie one behind the other."""
@@ -40,7 +42,14 @@ class Wrong(Exception):
     """A deliberation ended otherwise than it had to."""
 
 
-def text_act(house: Served, *, seconds: float = 120) -> Act:
+class Doors(Protocol):
+    """Whoever answers calls."""
+
+    async def deliberate(self, request: pb.DeliberateRequest, *, seconds: float = 600) -> pb.DeliberateResponse:
+        """One unary call."""
+
+
+def text_act(house: Doors, *, seconds: float = 120) -> Act:
     """One deliberation on text; raises `Wrong` unless it has a winner among three answers."""
     request = text_request()
 

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
 from pathlib import Path
 
 import pytest
 from kubernetes import client, config
 
+from support.kube.ctl import kubectl
+
 DEPLOY = Path(__file__).parents[3] / "deploy/k8s"
-
-
-def kubectl(*arguments: str, given: str | None = None, check: bool = True) -> str:
-    """Run kubectl in the cluster that KUBECONFIG names; return what it printed, errors too."""
-    done = subprocess.run(
-        ["kubectl", *arguments], input=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stdout}"
-    return done.stdout
 
 
 @pytest.fixture(scope="session")
@@ -32,8 +23,3 @@ def namespaces() -> None:
     """The namespaces of deploy/k8s, with its quota and roles, but none of its pods."""
     for name in ("namespaces", "rbac", "quota"):
         kubectl("apply", "-f", str(DEPLOY / f"base/{name}.yaml"))
-
-
-async def ask(*arguments: str, given: str | None = None, check: bool = True) -> str:
-    """`kubectl`, beside others."""
-    return await asyncio.to_thread(kubectl, *arguments, given=given, check=check)

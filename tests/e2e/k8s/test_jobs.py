@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
@@ -19,62 +18,29 @@ import pytest_asyncio
 from kubernetes import client
 
 from house import Command, git
-from moothall.bus.nats.server import _binary
-from moothall.config import Bus, Jobs, Sandbox, Settings, Workspace
+from moothall.config import Settings
 from moothall.domain.code import CodeBlock
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Prepared, Profile
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.repositories.sample import make_sample_repository
-from moothall.settings import load_settings
 from moothall.testing.model import ScriptedModel
 from moothall.wiring.trusted import Hands, open_hands, register
+from support.kube import reached
+from support.kube.reached import WORKSPACES, configured
 from support.repos import SAMPLE, SOLUTION, make_repo
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
 UTILS, TESTS = "src/utils.py", "tests/test_utils.py"
-NAMESPACE = "moothall-workspaces"
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def bus(tmp_path: Path) -> AsyncIterator[str]:
     """A bus that the pods reach."""
-    address = os.environ["CLUSTER_ADDRESS"]
-    with socket.create_server((address, 0)) as free:
-        port = free.getsockname()[1]
-    where = ("-a", address, "-p", str(port), "-js", "-sd", str(tmp_path / "bus"))
-    server = await asyncio.create_subprocess_exec(_binary(), *where, stderr=asyncio.subprocess.DEVNULL)
-    try:
-        async with asyncio.timeout(20):
-            while not await _answers(address, port):
-                await asyncio.sleep(0.05)
-        yield f"nats://{address}:{port}"
-    finally:
-        server.terminate()
-        await server.wait()
-
-
-async def _answers(address: str, port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection(address, port)
-    except OSError:
-        return False
-    writer.close()
-    await writer.wait_closed()
-    return True
-
-
-def configured(folder: Path, bus: str, **jobs: Any) -> Settings:
-    images = {"image": os.environ["MOOTHALL_JOBS__IMAGE"], "link_image": os.environ["MOOTHALL_JOBS__LINK_IMAGE"]}
-    return load_settings(
-        data_dir=folder / "data",
-        bus=Bus(url=bus),
-        workspace=Workspace(kind="kubernetes", warm=0),
-        jobs=Jobs(**{**images, "namespace": NAMESPACE, "cpu": "500m", "start_seconds": 90, **jobs}),
-        sandbox=Sandbox(memory_bytes=600_000_000),
-    )
+    async with reached.bus(tmp_path / "bus") as url:
+        yield url
 
 
 async def prepared(hands: Hands, settings: Settings, folder: Path) -> Prepared:
@@ -91,8 +57,8 @@ async def jobs_left(api: client.ApiClient, seconds: int = 20) -> list[str]:
     """Return the Jobs and pods that are still there after a while."""
     left: list[str] = []
     for _ in range(5 * seconds):
-        jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, NAMESPACE)
-        pods = await asyncio.to_thread(client.CoreV1Api(api).list_namespaced_pod, NAMESPACE)
+        jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, WORKSPACES)
+        pods = await asyncio.to_thread(client.CoreV1Api(api).list_namespaced_pod, WORKSPACES)
         left = [*map(named, jobs.items), *map(named, pods.items)]
         if not left:
             return []
@@ -198,13 +164,13 @@ async def test_an_image_that_is_not_there_is_said(tmp_path: Path, bus: str, api:
 async def test_a_quota_that_is_used_up_is_said(tmp_path: Path, bus: str, hands: Hands, api: client.ApiClient) -> None:
     core = client.CoreV1Api(api)
     quota = client.V1ResourceQuota(metadata=client.V1ObjectMeta(name="none"), spec=client.V1ResourceQuotaSpec(hard={"pods": "0"}))
-    await asyncio.to_thread(core.create_namespaced_resource_quota, NAMESPACE, quota)
+    await asyncio.to_thread(core.create_namespaced_resource_quota, WORKSPACES, quota)
     try:
         await asyncio.sleep(2)  # until the quota is counted
         with pytest.raises(SandboxUnavailable, match=r"the cluster refuses its pod: .*exceeded quota: none"):
             await bare(tmp_path, bus, hands, SAMPLE, see="print(1)")
     finally:
-        await asyncio.to_thread(core.delete_namespaced_resource_quota, "none", NAMESPACE)
+        await asyncio.to_thread(core.delete_namespaced_resource_quota, "none", WORKSPACES)
     assert await jobs_left(api) == []
 
 
@@ -215,9 +181,9 @@ async def test_a_pod_that_is_killed_in_the_middle_is_said(tmp_path: Path, bus: s
     async with hands.workspaces.open(base, "one") as workspace:
         checking = asyncio.create_task(workspace.check("wait"))
         await asyncio.sleep(1)
-        pods = await asyncio.to_thread(core.list_namespaced_pod, NAMESPACE)
+        pods = await asyncio.to_thread(core.list_namespaced_pod, WORKSPACES)
         for one in pods.items:
-            await asyncio.to_thread(core.delete_namespaced_pod, named(one), NAMESPACE, grace_period_seconds=0)
+            await asyncio.to_thread(core.delete_namespaced_pod, named(one), WORKSPACES, grace_period_seconds=0)
         with pytest.raises(WorkspaceFailed, match=r"deleted|ended with|executor is gone"):
             await checking
     assert await jobs_left(api) == []
@@ -226,7 +192,8 @@ async def test_a_pod_that_is_killed_in_the_middle_is_said(tmp_path: Path, bus: s
 HOST = """
 import asyncio, sys
 from pathlib import Path
-from k8s.test_jobs import bare, configured, SAMPLE
+from k8s.test_jobs import SAMPLE, bare
+from support.kube.reached import configured
 from moothall.wiring.trusted import open_hands
 
 async def main():
@@ -272,9 +239,8 @@ async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_h
         repo = tmp_path / name / "repo"
         await make_sample_repository(repo)
         command = Command(tmp_path / name / "data", model.base_url, {"MOOTHALL_RAY__MODE": "process", **extra})
-        done = await command(
-            "deliberate", "--repo", str(repo), "--agents", "3", "--json", "Add hello_world() function to src/utils.py"
-        )
+        asked = ("deliberate", "--repo", str(repo), "--agents", "3", "--json", "Add hello_world() function to src/utils.py")
+        done = await command(*asked, seconds=900)  # about ten pods, one after the other's set-up: minutes on a busy machine
         assert done.code == 0, done.err
         assert done.document["proven"] is True
         assert len(done.document["results"]) == 3

@@ -10,15 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from k8s.conftest import ask
-from k8s.test_jobs import bare, bus, configured, jobs_left  # noqa: F401 - `bus` is a fixture
+from k8s.test_jobs import bare, bus, jobs_left  # noqa: F401 - `bus` is a fixture
 from kubernetes import client
 
 from moothall.domain.repository import Profile
 from moothall.errors import WorkspaceFailed
 from moothall.wiring.trusted import open_hands
+from support.kube.ctl import ask
 from support.kube.node import Node, nodes
 from support.kube.programs import Home
+from support.kube.reached import configured
 from support.repos import SAMPLE
 
 pytestmark = [

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from k8s.conftest import ask
 from k8s.test_deploy import installed, reachable  # noqa: F401 - fixtures
 from kubernetes import client
 
+from support.kube.ctl import ask
 from support.kube.node import FIRST, nodes
 from support.kube.policies import enforced
 from support.kube.programs import Home

@@ -38,7 +38,7 @@ def up(home: Home, count: int) -> None:
     say("control plane answers")
     for node in members:
         node.serve()
-        node.give_images(say)
+        node.give_images(say, archive.NEEDED)
     for node in members:
         wait(90, f"{node.name} registers", lambda name=node.name: _ready(home, name))  # type: ignore[misc]  # bound at once
         say(f"{node.name} is ready")
@@ -53,6 +53,7 @@ def _make_keys(home: Home, count: int) -> None:
     service = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local")
     keys.certificate(home.keys, "apiserver", "kube-apiserver", others=(*service, "10.96.0.1", FIRST, "127.0.0.1"))
     keys.certificate(home.keys, "apiserver-kubelet", "kube-apiserver-kubelet-client", "system:masters")
+    keys.certificate(home.keys, "front-proxy", "front-proxy")
     keys.certificate(home.keys, "admin", "admin", "system:masters")
     for name in _CONTROLLERS:
         keys.certificate(home.keys, name, f"system:{name}")
@@ -100,6 +101,14 @@ def _control(node: Node) -> None:
         f"--service-account-issuer={issuer}",
         f"--service-account-key-file={folder}/sa.key",
         f"--service-account-signing-key-file={folder}/sa.key",
+        # What adds to the API, as the metrics server does, knows by these that it is asked by this server.
+        f"--proxy-client-cert-file={folder}/front-proxy.crt",
+        f"--proxy-client-key-file={folder}/front-proxy.key",
+        f"--requestheader-client-ca-file={folder}/ca.crt",
+        "--requestheader-allowed-names=front-proxy",
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
         "--allow-privileged=true",

@@ -15,6 +15,8 @@ from typing import Any
 from support.kube.programs import COREDNS, Home, Missing, Say
 
 BASE = "registry.local/debian:bookworm-python"
+NEEDED = ("pause", "coredns")
+"""What a bare cluster runs; the rest is imported once it is wanted."""
 _SUITE = "bookworm"
 _BASE_PACKAGES = "ca-certificates,git,python3,python3-venv,procps"
 _MANIFEST, _LAYER = "application/vnd.oci.image.manifest.v1+json", "application/vnd.oci.image.layer.v1.tar+gzip"
@@ -78,7 +80,9 @@ def debian(packages: str) -> bytes:
         raise Missing("no sources of Debian's packages in /etc/apt, of which the base image would be made")
     command = ["nice", "mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}"]
     command += ["--aptopt=Apt::Install-Recommends false", "--dpkgopt=path-exclude=/usr/share/man/*"]
-    command += ["--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/locale/*", _SUITE, "-", str(said)]
+    command += ["--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/locale/*"]
+    # An image that is half made is made anew: nothing has to be on the disk before the end, here or in what is built on it.
+    command += ["--dpkgopt=force-unsafe-io", _SUITE, "-", str(said)]
     command.append('--essential-hook=mkdir -p "$1/usr/share/man/man1"')  # without it Java's packages cannot be set up
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,9 +183,11 @@ class Node:
         proxy += ("--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
         self.spawn("proxy", str(binaries / "kube-proxy"), *proxy)
 
-    def give_images(self, say: Say) -> None:
-        """Import the archives that it does not have yet."""
+    def give_images(self, say: Say, names: Sequence[str] = ()) -> None:
+        """Import the archives that it does not have yet: of these names, else all but the base, of which others are made."""
         for archive in sorted(self.home.images.glob("*.tar")):
+            if archive.stem not in names if names else archive.stem == "base":
+                continue
             stamp = f"{archive.stat().st_size}-{archive.stat().st_mtime_ns}"
             kept = self.folder / f"has-{archive.stem}"
             if kept.exists() and kept.read_text(encoding="utf-8") == stamp:

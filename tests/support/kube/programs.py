@@ -109,8 +109,8 @@ def build(home: Home, say: Say) -> None:
     """Build what is not there yet: Kubernetes (about 13 minutes on two cores), CoreDNS (one), pause. Raises `Missing`."""
     home.bin.mkdir(parents=True, exist_ok=True)
     stamp = f"-X k8s.io/component-base/version.gitVersion={KUBERNETES} -X k8s.io/client-go/pkg/version.gitVersion={KUBERNETES}"
-    _go(home.bin / f"hyperkube-{KUBERNETES}", "hyperkube", stamp, say)
-    _go(home.bin / f"coredns-{COREDNS}", "coredns", "", say)
+    build_go(home.bin / f"hyperkube-{KUBERNETES}", "hyperkube", stamp, say)
+    build_go(home.bin / f"coredns-{COREDNS}", "coredns", "", say)
     for part in _PARTS:
         link = home.bin / part
         link.unlink(missing_ok=True)
@@ -120,7 +120,8 @@ def build(home: Home, say: Say) -> None:
         subprocess.run(command, input=_PAUSE.encode(), check=True)
 
 
-def _go(out: Path, module: str, stamp: str, say: Say) -> None:
+def build_go(out: Path, module: str, stamp: str, say: Say, package: str = ".") -> None:
+    """Build a package, as go/MODULE/go.mod pins all that it needs, unless it is there. Raises `Missing`."""
     if out.exists():
         return
     if shutil.which("go") is None:
@@ -128,7 +129,7 @@ def _go(out: Path, module: str, stamp: str, say: Say) -> None:
     say(f"building {out.name} (once; it is kept in {out.parent})")
     env = {**environment(), "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false -mod=readonly", "GOTOOLCHAIN": "local"}
     draft = out.with_suffix(".draft")
-    command = ["nice", "go", "build", "-trimpath", "-ldflags", f"-s -w {stamp}", "-o", str(draft), "."]
+    command = ["nice", "go", "build", "-trimpath", "-ldflags", f"-s -w {stamp}", "-o", str(draft), package]
     folder = Path(__file__).parent / "go" / module
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     if done.returncode:

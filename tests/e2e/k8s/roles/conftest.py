@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from k8s.conftest import ask
 from k8s.roles.standing import Standing
 from k8s.test_deploy import SAMPLE
 from kubernetes import client
@@ -21,12 +20,13 @@ from moothall.bus.nats.jetstream import open_bus
 from moothall.config import Bus
 from moothall.testing.model import Fault, call_id_of, phase_of, scripted_model, seat_of
 from support import gobuilt
-from support.kube import house, neo4j
+from support.kube import house
+from support.kube.ctl import ask
 from support.kube.node import nodes
 from support.kube.programs import Home, Missing
+from support.kube.stood import stood
 
 _SECONDS_A_TURN = 2.0  # so that there is a middle in which something is killed
-DEPLOYMENTS = ("api", "collector", "tools", "hosts")
 Arrived = list[tuple[str, float]]
 
 
@@ -59,45 +59,17 @@ async def counted() -> AsyncIterator[tuple[str, Arrived]]:
         yield server.base_url, arrived
 
 
-async def rolled_out(*names: str) -> None:
-    """Wait for Deployments and StatefulSets; what their pods say where they do not come."""
-    for name in names:
-        try:
-            await ask("-n", house.SPACE, "rollout", "status", name, "--timeout=240s")
-        except AssertionError as error:
-            seen = await ask("-n", house.SPACE, "get", "pods,events", "-o", "wide")
-            logs = await ask("-n", house.SPACE, "logs", name, "--all-containers", "--tail=40", check=False)
-            pytest.fail(f"{error}\n{seen[-6000:]}\n{logs[-4000:]}")
-
-
-async def cleared(home: Home) -> None:
-    """Take all of the house away, whatever there is of it."""
-    await asyncio.to_thread(house.uninstall, home)
-    await ask("delete", "namespace", house.SPACE, house.WORKSPACES, "--ignore-not-found", "--timeout=120s")
-    await ask("delete", "pv", *(f"{house.SPACE}-{name}" for name in house.CLAIMS), "--ignore-not-found", "--timeout=60s")
-
-
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def keys(
     home: Home, counted: tuple[str, Arrived], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[Path, house.Folders]]:
     """The house, installed and ready: the folder of its keys, and its volumes."""
-    said: list[str] = []
-    folder, folders = tmp_path_factory.mktemp("house"), house.Folders(home.run / "volumes")
-    await cleared(home)
+    folder = tmp_path_factory.mktemp("house")
     try:
-        await asyncio.to_thread(neo4j.make, home, said.append)
-        for node in nodes(home):
-            await asyncio.to_thread(node.give_images, said.append)
-        await asyncio.to_thread(folders.make)
-        await ask("apply", "-f", "-", given=house.objects(home, folders, folder))
-        await asyncio.to_thread(house.install, home, house.values(counted[0]))
-        await rolled_out("statefulset/nats", "statefulset/neo4j", *(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
-        yield folder, folders
+        async with stood(home, folder, house.values(counted[0])) as folders:
+            yield folder, folders
     except (gobuilt.Missing, Missing) as missing:
         pytest.fail(str(missing))
-    finally:
-        await cleared(home)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

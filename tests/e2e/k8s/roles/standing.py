@@ -82,12 +82,17 @@ class Standing:
         found: Any = await asyncio.to_thread(client.CoreV1Api(self.api).list_namespaced_pod, space, label_selector=selector)
         return list(found.items)
 
-    def killing(self, selector: str, container: str = "", space: str = SPACE) -> Blow:
-        """Return what kills with -9 all that runs in the pods that a selector chooses, or in one container of each, once there are any."""
+    def killing(self, selector: str, container: str = "", space: str = SPACE, most: int | None = None) -> Blow:
+        """Return what kills with -9 all that runs in the pods that a selector chooses, or in one container of each, once there are any.
+
+        `most`: of so many of them, the others are left alone.
+        """
 
         async def blow() -> int:
             for _ in range(_TRIES):
-                if hit := sum([await asyncio.to_thread(kill, pod, container) for pod in await self.pods(selector, space)]):
+                if hit := sum(
+                    [await asyncio.to_thread(kill, pod, container) for pod in (await self.pods(selector, space))[:most]]
+                ):
                     return hit
                 await asyncio.sleep(0.2)
             return 0

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from k8s.roles.conftest import rolled_out
 from k8s.roles.standing import Seen, Standing
 
 from moothall.domain.event import EventType
 from support.kube.house import WORKSPACES
+from support.kube.stood import rolled_out
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 

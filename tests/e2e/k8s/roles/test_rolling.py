@@ -8,15 +8,16 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 import pytest
-from k8s.conftest import ask
-from k8s.roles.conftest import DEPLOYMENTS, Arrived, rolled_out
+from k8s.roles.conftest import Arrived
 from k8s.roles.standing import WHO, Standing
 
 from moothall.domain.event import EventType
 from moothall.domain.topic import Channel
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from support.kube import house
+from support.kube.ctl import ask
 from support.kube.programs import Home
+from support.kube.stood import DEPLOYMENTS, rolled_out
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 

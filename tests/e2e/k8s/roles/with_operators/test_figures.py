@@ -1,0 +1,73 @@
+"""The same house beside the metrics server: HorizontalPodAutoscalers have figures, and bring more pods by them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from k8s.roles.conftest import Arrived
+from k8s.roles.standing import Standing
+from k8s.roles.test_rolling import called
+
+from support import gobuilt
+from support.kube import house
+from support.kube.added import METRICS
+from support.kube.ctl import ask
+from support.kube.programs import Home, Missing
+from support.kube.stood import applied, give_images, rolled_out
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
+
+SECONDS = 240.0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def measured(standing: Standing, home: Home) -> None:
+    """The metrics server, from which the cluster hears what pods use."""
+    try:
+        await asyncio.to_thread(METRICS.make, home, print)
+        await give_images(home)
+        await applied(await asyncio.to_thread(METRICS.applied, home))
+    except (gobuilt.Missing, Missing) as missing:
+        pytest.fail(str(missing))
+    await ask("-n", "kube-system", "rollout", "status", "deployment/metrics-server", "--timeout=180s")
+    await ask("wait", "apiservice/v1beta1.metrics.k8s.io", "--for=condition=Available", "--timeout=120s")
+
+
+async def scaler(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(await ask("-n", house.SPACE, "get", "hpa", f"moothall-{name}", "-o", "json"))
+    return found
+
+
+def figure(found: dict[str, Any]) -> str:
+    """What it says that a pod uses, in the mean; '' where it does not know."""
+    known = found["status"].get("currentMetrics") or [{}]
+    return str(((known[0].get("resource") or {}).get("current") or {}).get("averageValue", ""))
+
+
+@pytest.mark.parametrize("name", ["api", "collector"])
+async def test_a_scaler_knows_what_its_pods_use(name: str, measured: None) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not figure(found := await scaler(name)):
+            await asyncio.sleep(2)
+    said = {one["type"]: one["status"] for one in found["status"]["conditions"]}
+    assert said["ScalingActive"] == "True", found["status"]
+    assert found["status"]["currentReplicas"] == 2
+
+
+async def test_doors_that_compute_more_than_they_should_become_more_and_no_call_is_lost(
+    standing: Standing, home: Home, counted: tuple[str, Arrived], measured: None
+) -> None:
+    said = house.values(counted[0])
+    said["roles"]["cpu"] = "5m"
+    async with called(standing, "scaled"):
+        await asyncio.to_thread(house.install, home, said)
+        async with asyncio.timeout(SECONDS):
+            while (await scaler("api"))["status"].get("currentReplicas", 0) < 3:
+                await asyncio.sleep(2)
+        await rolled_out("deployment/moothall-api")
+    ready = [pod for pod in await standing.pods("app.kubernetes.io/component=api") if pod.status.phase == "Running"]
+    assert len(ready) >= 3

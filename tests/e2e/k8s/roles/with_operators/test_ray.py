@@ -1,0 +1,82 @@
+"""The same house with its hosts on a RayCluster of the KubeRay operator, one on each node: a host is killed with -9, then both, then their head."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import pytest_asyncio
+from k8s.roles.conftest import Arrived
+from k8s.roles.standing import Seen, Standing
+
+from moothall.domain.event import EventType
+from support import gobuilt
+from support.kube import house
+from support.kube.added import RAY
+from support.kube.ctl import ask
+from support.kube.node import nodes
+from support.kube.programs import Home, Missing
+from support.kube.stood import applied, give_images, rolled_out
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
+
+HOSTS, HEAD = "ray.io/cluster=hosts,ray.io/group=hosts", "ray.io/cluster=hosts,ray.io/node-type=head"
+
+
+async def ready() -> None:
+    """Wait until Ray's nodes are there, and the role that starts hosts on them."""
+    await waited("raycluster/hosts", "--for=jsonpath={.status.readyWorkerReplicas}=2")
+    await waited("pod", "-l", "ray.io/cluster=hosts", "--for=condition=Ready")
+    await rolled_out("deployment/moothall-hosts")
+
+
+async def waited(*what: str) -> None:
+    """Wait for what KubeRay makes. Raises `AssertionError` with what its pods say."""
+    try:
+        await ask("-n", house.SPACE, "wait", *what, "--timeout=240s")
+    except AssertionError as error:
+        seen = await ask("-n", house.SPACE, "describe", "pods", "-l", "ray.io/cluster=hosts")
+        said = await ask("-n", RAY.space, "logs", "deployment/kuberay-operator", "--tail=20", check=False)
+        raise AssertionError(f"{error}\n{seen[-6000:]}\n{said[-4000:]}") from error
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def on_ray(standing: Standing, home: Home, counted: tuple[str, Arrived]) -> Seen:
+    """The operator and the RayCluster in place of the one host; what a council comes to there."""
+    try:
+        await asyncio.to_thread(RAY.make, home, print)
+        await give_images(home)
+        await applied(await asyncio.to_thread(RAY.applied, home))
+        await ask("-n", RAY.space, "rollout", "status", "deployment/kuberay-operator", "--timeout=120s")
+        await asyncio.to_thread(house.install, home, house.values(counted[0], ray=True))
+    except (gobuilt.Missing, Missing) as missing:
+        pytest.fail(str(missing))
+    await waited("raycluster/hosts", "--for=jsonpath={.status.desiredWorkerReplicas}=2")
+    await ready()
+    seen = await standing.council("on-ray")
+    assert seen.end.proven
+    assert (seen.repeated, seen.decisions) == ([], 1)
+    return seen
+
+
+async def test_there_is_a_host_on_each_node(standing: Standing, on_ray: Seen, home: Home) -> None:
+    placed = {pod.spec.node_name for pod in await standing.pods(HOSTS)}
+    assert placed == {node.name for node in nodes(home)}
+    assert on_ray.end.winner.endswith("3")
+    assert await standing.left() == []
+
+
+KILLED = {"a host": (HOSTS, 1), "both hosts": (HOSTS, 2), "the head": (HEAD, 1)}
+
+
+@pytest.mark.parametrize("what", KILLED)
+async def test_rays_nodes_that_are_killed_change_nothing(what: str, standing: Standing, on_ray: Seen) -> None:
+    selector, most = KILLED[what]
+    seen = await standing.council(
+        f"without-{what.replace(' ', '-')}-of-ray", standing.killing(selector, most=most), EventType.SEAT_PROPOSED
+    )
+    assert seen.hit, "somebody was there to be killed"
+    assert on_ray.difference(seen) == ""
+    assert (seen.repeated, seen.decisions) == ([], 1)
+    assert await standing.left() == []
+    await ready()

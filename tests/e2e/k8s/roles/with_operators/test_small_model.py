@@ -1,0 +1,53 @@
+"""The same house with the small local model, with its real weights, as the model server in the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from k8s.roles.standing import WHO, Standing
+
+from moothall.config import Llm
+from moothall.domain.event import EventType
+from moothall.domain.topic import Channel
+from moothall.model.weights import fetch_weights
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from support.kube import house, small
+from support.kube.ctl import ask
+from support.kube.programs import Home
+from support.kube.stood import DEPLOYMENTS, rolled_out
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
+
+TASK = "In one sentence: what does a queue between two services do when it is full?"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def on_small(standing: Standing, home: Home) -> AsyncIterator[None]:
+    """The model's pod, and the house asking it."""
+    weights = await fetch_weights(Llm(), home.root, lambda done, total: None)
+    await ask("delete", "pv", small.VOLUME, "--ignore-not-found", "--timeout=60s")
+    await ask("apply", "-f", "-", given=small.objects(weights))
+    await rolled_out(f"deployment/{small.NAME}")
+    said = house.values(small.URL, MOOTHALL_LLM__API_KEY=small.KEY, MOOTHALL_LLM__CONTEXT_TOKENS=str(small.TOKENS))
+    await asyncio.to_thread(house.install, home, said)
+    await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
+    yield
+    await ask("-n", house.SPACE, "delete", f"deployment/{small.NAME}", "pvc/weights", "--timeout=60s")
+    await ask("delete", "pv", small.VOLUME, "--timeout=60s")
+
+
+async def test_a_council_is_answered_by_the_small_model(standing: Standing, on_small: None) -> None:
+    request = pb.DeliberateRequest(task_description=TASK, role="DEV", num_agents=2, task_id="on-the-small-model")
+    async with standing.stub() as stub:
+        answer = await stub.Deliberate(request, metadata=WHO, timeout=600, wait_for_ready=True)
+    assert answer.status == pb.DELIBERATION_STATUS_COMPLETED, answer
+    assert all(len(result.proposal.content.split()) > 1 for result in answer.results), answer
+    topic = (Channel.RESULTS.of("on-the-small-model"),)
+    calls = [one.event.data async for one in standing.bus.replay(topic) if one.event.type is EventType.MODEL_CALLED]
+    assert {call["model"] for call in calls} == {small.NAME}
+    assert all(call["answer"] for call in calls)
+    sys.stdout.write(f"{len(calls)} calls; the winner said: {answer.results[0].proposal.content}\n")

@@ -1,0 +1,57 @@
+"""What pods reach on this machine: a bus, and settings by which workspaces are Jobs on it. The environment says which cluster: scripts/test-k8s."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from moothall.bus.nats.server import _binary
+from moothall.config import Bus, Jobs, Sandbox, Settings, Workspace
+from moothall.settings import load_settings
+
+WORKSPACES = "moothall-workspaces"
+
+
+@asynccontextmanager
+async def bus(folder: Path) -> AsyncIterator[str]:
+    """Yield the URL of a bus whose files lie in a folder, at an address that pods reach."""
+    address = os.environ["CLUSTER_ADDRESS"]
+    with socket.create_server((address, 0)) as free:
+        port = free.getsockname()[1]
+    where = ("-a", address, "-p", str(port), "-js", "-sd", str(folder))
+    server = await asyncio.create_subprocess_exec(_binary(), *where, stderr=asyncio.subprocess.DEVNULL)
+    try:
+        async with asyncio.timeout(20):
+            while not await _answers(address, port):
+                await asyncio.sleep(0.05)
+        yield f"nats://{address}:{port}"
+    finally:
+        server.terminate()
+        await server.wait()
+
+
+async def _answers(address: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(address, port)
+    except OSError:
+        return False
+    writer.close()
+    await writer.wait_closed()
+    return True
+
+
+def configured(folder: Path, bus: str, *, warm: int = 0, **jobs: Any) -> Settings:
+    """Return settings of a host here whose workspaces are Jobs; `jobs` are further ones of theirs."""
+    images = {"image": os.environ["MOOTHALL_JOBS__IMAGE"], "link_image": os.environ["MOOTHALL_JOBS__LINK_IMAGE"]}
+    return load_settings(
+        data_dir=folder / "data",
+        bus=Bus(url=bus),
+        workspace=Workspace(kind="kubernetes", warm=warm),
+        jobs=Jobs(**{**images, "namespace": WORKSPACES, "cpu": "500m", "start_seconds": 90, **jobs}),
+        sandbox=Sandbox(memory_bytes=600_000_000),
+    )

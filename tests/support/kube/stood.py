@@ -1,0 +1,74 @@
+"""The house by role while it stands: installed, ready, and taken away again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from support.kube import neo4j
+from support.kube.ctl import ask
+from support.kube.house import CLAIMS, SPACE, WORKSPACES, Folders, install, objects, uninstall
+from support.kube.node import nodes
+from support.kube.programs import Home
+
+_TRIES = 4
+DEPLOYMENTS = ("api", "collector", "tools", "hosts")
+
+
+@asynccontextmanager
+async def stood(home: Home, folder: Path, said: Mapping[str, Any]) -> AsyncIterator[Folders]:
+    """Yield the volumes of a house that these values of the chart make, empty at first; `folder` gets its keys.
+
+    Raises `gobuilt.Missing`, `programs.Missing`; `AssertionError` with what its pods say where they do not come.
+    """
+    folders = Folders(home.run / "volumes")
+    await cleared(home)
+    try:
+        await asyncio.to_thread(neo4j.make, home, print)
+        await give_images(home)
+        await asyncio.to_thread(folders.make)
+        await ask("apply", "-f", "-", given=objects(home, folders, folder))
+        await asyncio.to_thread(install, home, said)
+        await rolled_out("statefulset/nats", "statefulset/neo4j", *(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
+        yield folders
+    finally:
+        await cleared(home)
+
+
+async def give_images(home: Home) -> None:
+    """Give every node the images that were made meanwhile."""
+    for node in nodes(home):
+        await asyncio.to_thread(node.give_images, print)
+
+
+async def applied(folder: str) -> None:
+    """Apply a kustomization, again where the API server is too busy for its larger definitions. Raises `AssertionError`."""
+    for left in reversed(range(_TRIES)):
+        try:
+            await ask("apply", "--server-side", "-k", folder)
+        except AssertionError as error:
+            if not left or "(Timeout)" not in str(error):
+                raise
+        else:
+            return
+
+
+async def rolled_out(*names: str) -> None:
+    """Wait for Deployments and StatefulSets. Raises `AssertionError` with what their pods say where they do not come."""
+    for name in names:
+        try:
+            await ask("-n", SPACE, "rollout", "status", name, "--timeout=240s")
+        except AssertionError as error:
+            seen = await ask("-n", SPACE, "get", "pods,events", "-o", "wide")
+            logs = await ask("-n", SPACE, "logs", name, "--all-containers", "--tail=40", check=False)
+            raise AssertionError(f"{error}\n{seen[-6000:]}\n{logs[-4000:]}") from error
+
+
+async def cleared(home: Home) -> None:
+    """Take all of the house away, whatever there is of it."""
+    await asyncio.to_thread(uninstall, home)
+    await ask("delete", "namespace", SPACE, WORKSPACES, "--ignore-not-found", "--timeout=120s")
+    await ask("delete", "pv", *(f"{SPACE}-{name}" for name in CLAIMS), "--ignore-not-found", "--timeout=60s")
