@@ -60,16 +60,11 @@ def _step(name: str, given: tuple[Any, ...] | None, named: Mapping[str, Any] | N
 
 def changed_functions(base: str, texts: Sequence[str]) -> tuple[str, ...]:
     """Return the functions and classes at the top level that all texts define with the same parameters, and that differ among them."""
-    trees = [_defined(text) for text in texts]
-    common = set.intersection(*(set(tree) for tree in trees)) if trees else set()
-    known = _defined(base)
-    names = [name for name in trees[0] if name in common] if trees else []
-    return tuple(
-        name
-        for name in names
-        if len({ast.dump(tree[name]) for tree in trees} | ({ast.dump(known[name])} if name in known else set())) > 1
-        and len({_parameters(tree[name]) for tree in trees}) == 1
-    )
+
+    def read(text: str) -> dict[str, tuple[Any, str]]:
+        return {name: (_parameters(node), ast.dump(node)) for name, node in _defined(text).items()}
+
+    return differing(read(base), [read(text) for text in texts])
 
 
 def differing(known: Mapping[str, tuple[Any, str]], found: Sequence[Mapping[str, tuple[Any, str]]]) -> tuple[str, ...]:
