@@ -38,6 +38,11 @@ def wrong(error: ValidationError, whole: str = "it") -> str:
     return "; ".join(f"{'.'.join(map(str, item['loc'])) or whole}: {item['msg'].removeprefix('Value error, ')}" for item in found)
 
 
+def encodable(text: str) -> str:
+    """Return a text with halves of characters, which no encoding takes, as question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def whole_numbers(value: Any) -> Any:
     """Return JSON data with one kind of number, as on the wire: 1.0 is 1."""
     if isinstance(value, Mapping):

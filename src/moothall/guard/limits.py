@@ -12,6 +12,7 @@ from typing import Any
 
 from moothall.config import Guard
 from moothall.domain.budget import Ledger
+from moothall.domain.codec import encodable
 from moothall.domain.tool import ToolStatus
 from moothall.guard.seat import Meter, Stopped
 
@@ -81,16 +82,11 @@ def _cut_mapping(value: Mapping[str, Any], room: int, depth: int) -> dict[str, A
 
 def cut_text(text: str, limit: int) -> str:
     """Return at most about `limit` characters: the first third and the last two, and how many are missing."""
-    text = clean(text)
+    text = encodable(text)
     if len(text) <= limit:
         return text
     head, tail = limit // 3, limit - limit // 3
     return f"{text[:head]}\n… {len(text) - head - tail} characters left out …\n{text[len(text) - tail :]}"
-
-
-def clean(text: str) -> str:
-    """Return the text with halves of characters, which no encoding takes, as question marks."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def check_budget(ledger: Ledger | None, meter: Meter, limits: Guard) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moothall.domain.code import Ask, CodeRun
+from moothall.domain.codec import encodable
 from moothall.domain.tool import ToolStatus, ToolUsage
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.inside.conversing import COMMAND
@@ -62,7 +63,7 @@ def code_run(answer: Answer, most: int) -> CodeRun:
         value = None
     elif _size(value) > most:
         status, value, error_text = ToolStatus.OUTPUT, None, f"its last expression has more than {most} bytes; keep it small"
-    printed = clean(str(answer.get("printed") or "")[: 2 * most])
+    printed = encodable(str(answer.get("printed") or "")[: 2 * most])
     return CodeRun(status, _read(value), printed, error_text, duration_ms=duration, usage=usage)
 
 
@@ -94,7 +95,7 @@ def asked_too_often() -> CodeRun:
 
 def _read(value: Any) -> Any:
     """Return a value as plain JSON, which every door can tell: no NaN, no depths, no halves of characters."""
-    return json.loads(clean(json.dumps(plain(value), ensure_ascii=False)))
+    return json.loads(encodable(json.dumps(plain(value), ensure_ascii=False)))
 
 
 def _size(value: Any) -> int:
@@ -111,13 +112,8 @@ def _size(value: Any) -> int:
 
 def cut(text: str) -> str:
     """Return the end of a text, where errors say what they are."""
-    text = clean(text)
+    text = encodable(text)
     return text if len(text) <= _ERROR_CHARS else f"…{text[-_ERROR_CHARS:]}"
-
-
-def clean(text: str) -> str:
-    """Return the text with halves of characters, which no encoding takes, as question marks."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 _MOST_ASKED = 10_000

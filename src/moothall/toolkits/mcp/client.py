@@ -10,6 +10,7 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolRequest, CallToolRequestParams, CallToolResult
 
+from moothall.domain.codec import encodable
 from moothall.errors import CallFailed, MoothallError
 from moothall.toolkits.answering import Output
 from moothall.toolkits.mcp.links import Ended, Streams
@@ -68,7 +69,7 @@ async def offers_of(client: Client) -> tuple[Offer, ...]:
     for _ in range(_PAGES):
         page = await client.list_tools(cursor=cursor)
         found += [
-            Offer(_whole(tool.name), _whole(tool.description or tool.title or ""), tool.input_schema) for tool in page.tools
+            Offer(encodable(tool.name), encodable(tool.description or tool.title or ""), tool.input_schema) for tool in page.tools
         ]
         cursor = page.next_cursor
         if cursor is None:
@@ -110,8 +111,3 @@ def _visible(value: Any, depth: int = 0) -> Any:
     if isinstance(value, Mapping):
         return {visible(str(key)): _visible(one, depth + 1) for key, one in value.items()}
     return [_visible(one, depth + 1) for one in value] if isinstance(value, list) else value
-
-
-def _whole(text: str) -> str:
-    """Return a text with halves of characters, which no encoding takes, as question marks."""
-    return text.encode("utf-8", "replace").decode()
