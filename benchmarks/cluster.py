@@ -36,7 +36,7 @@ _NEEDED = ("KUBECONFIG", "CLUSTER_ADDRESS", "MOOTHALL_JOBS__IMAGE", "MOOTHALL_JO
 _PODS = (1, 2, 4)
 _AT_ONCE, _DELAY_MS = 32, 50
 _SLICE = "100m"
-_SPARE_SECONDS = 60.0
+_SPARE_SECONDS, _FILES_SECONDS = 60.0, 5.0
 _HOSTS = "deployment/moothall-hosts"
 
 
@@ -76,17 +76,27 @@ async def _ready(folder: Path, count: int, *, warm: int) -> dict[str, float]:
 
 
 async def _spare(wanted: int) -> None:
-    """Wait until there are so many pods of workspaces, each with all its containers ready, and no other."""
+    """Wait until there are so many workspaces, each with all its containers ready, and nothing else: no pod that is ending is left.
+
+    What is kept warm then gets its files, which nobody outside sees: some seconds are left for that.
+    """
     until = time.monotonic() + _SPARE_SECONDS
-    path = "{range .items[*]}{.status.containerStatuses[*].ready}{'\\n'}{end}"
+    job, ready = "{.metadata.labels.job-name}", "{.status.containerStatuses[*].ready}"
     while True:
-        said = (await ask("-n", reached.WORKSPACES, "get", "pods", "-o", f"jsonpath={path}")).split("\n")
-        pods = [line for line in said if line.strip()]
-        if len(pods) == wanted and not any("false" in line for line in pods):
+        jobs = sorted((await _found("jobs", "{.metadata.name}")).split())  # a workspace that is closed has no Job from then on
+        said = (await _found("pods", f"{job} {ready}")).splitlines()
+        pods = [line.split() for line in said]
+        if len(jobs) == wanted and sorted(name for name, *_ in pods) == jobs and not any("false" in pod for pod in pods):
+            await asyncio.sleep(_FILES_SECONDS if wanted else 0)
             return
         if time.monotonic() > until:
-            raise RuntimeError(f"{wanted} workspaces were to be ready; their containers are {pods}")
+            raise RuntimeError(f"{wanted} workspaces were to be ready; the Jobs are {jobs}, their pods' containers {said}")
         await asyncio.sleep(0.2)
+
+
+async def _found(kind: str, path: str) -> str:
+    """What each says of itself, a line each."""
+    return await ask("-n", reached.WORKSPACES, "get", kind, "-o", f"jsonpath={{range .items[*]}}{path}{{'\\n'}}{{end}}")
 
 
 @dataclass(frozen=True, slots=True)

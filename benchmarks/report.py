@@ -14,6 +14,7 @@ from benchmarks.targets import targets
 _NOTES = Path(__file__).resolve().parent / "notes.md"
 """Why something isn't reached, by people who looked into it: it goes below the table as it is."""
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
+_OF_ALL = {"", "What it must reach", "How to run it"}
 _NAMES = {
     "moothall": "**Moothall**",
     "langgraph-sqlite": "LangGraph with SQLite",
@@ -54,9 +55,35 @@ def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
     }
     sections += [write_section(document[name]) for name, write_section in last.items() if name in document]
     sections.append(_how(document))
-    path = folder / "benchmarks.md"
-    path.write_text("\n\n".join(part.strip() for part in sections) + "\n", encoding="utf-8")
+    path, page = folder / "benchmarks.md", "\n\n".join(part.strip() for part in sections) + "\n"
+    if into_docs and path.exists():
+        page = laid_over(path.read_text(encoding="utf-8"), page)
+    path.write_text(page, encoding="utf-8")
     return path
+
+
+def laid_over(old: str, new: str) -> str:
+    """Return a page in which sections that only the older one has stay, as where parts were measured on another machine. Then what is
+    said of all of it, at its head and its end, stays too; a section that is new to it goes before the last.
+    """
+    was, now = _sections(old), _sections(new)
+    if was.keys() <= now.keys():
+        return new
+    *kept, last = was
+    order = [*kept, *(title for title in now if title not in was), last]
+    measured = {title: text for title, text in now.items() if title not in _OF_ALL}
+    return "".join({**was, **measured}[title] for title in order).rstrip() + "\n"
+
+
+def _sections(page: str) -> dict[str, str]:
+    """By title; the head of the page has none."""
+    found: dict[str, str] = {}
+    title = ""
+    for line in page.rstrip().splitlines():
+        if line.startswith("## "):
+            title = line.removeprefix("## ")
+        found[title] = f"{found.get(title, '')}{line}\n"
+    return {title: f"{text.rstrip()}\n\n" for title, text in found.items()}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

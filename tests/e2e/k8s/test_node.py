@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from moothall.domain.repository import Profile
 from moothall.errors import WorkspaceFailed
 from moothall.wiring.trusted import open_hands
 from support.kube.ctl import ask
+from support.kube.killing import bring_back
 from support.kube.node import Node, nodes
 from support.kube.programs import Home
 from support.kube.reached import configured
@@ -53,7 +52,5 @@ async def test_a_node_that_is_lost_is_said_and_another_one_takes_over(
             again = await bare(tmp_path / "any", bus, others, SAMPLE, tests="print('ran')")
             assert again.runs["tests"].output.strip().endswith("ran")
         finally:
-            up = (sys.executable, "-m", "support.kube", "up", "--nodes", "2")
-            process = await asyncio.create_subprocess_exec(*up, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-            assert await process.wait() == 0
+            await bring_back()
     assert await jobs_left(api, seconds=60) == []

@@ -1,8 +1,13 @@
-"""Killing what runs in pods from outside, as a kernel does it: the nodes of the throw-away cluster are namespaces of this machine, so their processes are here."""
+"""Killing what runs in pods from outside, as a kernel does it: the nodes of the throw-away cluster are namespaces of this machine, so their processes are here.
+A node that was killed is brought back.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -37,3 +42,10 @@ def kill(pod: Any, name: str = "") -> int:
                 process.send_signal(signal.SIGKILL)
                 hit += 1
     return hit
+
+
+async def bring_back() -> None:
+    """Bring up what is missing of two nodes. Raises `AssertionError`."""
+    up = (sys.executable, "-m", "support.kube", "up", "--nodes", "2")
+    process = await asyncio.create_subprocess_exec(*up, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert await process.wait() == 0, "scripts/cluster up failed; it said why"

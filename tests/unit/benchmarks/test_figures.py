@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.load import Run, in_turn, side_by_side
 from benchmarks.picture import bars
-from benchmarks.report import figure, table
+from benchmarks.report import figure, laid_over, table
 from benchmarks.soak import slope
 from benchmarks.stub import running_stub
 from benchmarks.targets import targets
@@ -110,3 +110,30 @@ def test_a_picture_is_well_formed(tmp_path: Path) -> None:
     picture = tmp_path / "bars.svg"
     picture.write_text(bars("A < B & C", {"Moothall": 3.0, "others": 0.0}, "/s"), encoding="utf-8")
     assert len(ET.parse(picture).getroot().findall("{http://www.w3.org/2000/svg}rect")) == 2  # noqa: S314 - our own
+
+
+_PAGE = """# Benchmarks
+
+of a whole run
+
+## What it must reach
+
+much
+
+## With tools
+
+1
+
+## How to run it
+
+so
+"""
+
+
+def test_a_part_that_was_measured_elsewhere_stays_in_the_page() -> None:
+    part = "# Benchmarks\n\nof a part\n\n## What it must reach\n\nnothing\n\n## In a cluster\n\n2\n\n## How to run it\n\nelse\n"
+    over = laid_over(_PAGE, part)
+    assert over == _PAGE.replace("## How", "## In a cluster\n\n2\n\n## How")
+    assert laid_over(over, part.replace("\n2\n", "\n3\n")) == over.replace("\n2\n", "\n3\n")
+    whole = _PAGE.replace("1", "4").replace("so", "anew")
+    assert laid_over(_PAGE, whole) == whole

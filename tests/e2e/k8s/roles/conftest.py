@@ -79,11 +79,12 @@ async def standing(
     """All roles on three bus servers and a Neo4j, and a repository that they share."""
     folder, folders = keys
     door = await ask("-n", house.SPACE, "get", "service", "moothall", "-o", "jsonpath={.spec.clusterIP}")
-    first = await ask("-n", house.SPACE, "get", "pod", "nats-0", "-o", "jsonpath={.status.podIP}")
+    listed = ("pods", "-l", "app.kubernetes.io/name=nats", "-o", "jsonpath={.items[*].status.podIP}")
+    servers = (await ask("-n", house.SPACE, "get", *listed)).split()
     inside = ("-n", house.SPACE, "exec", "deploy/moothall-api", "--")
     await ask(*inside, "python", "-c", SAMPLE, "/data/sample")
     await ask(*inside, "moothall", "repo", "add", "/data/sample", "--id", "sample")
     settings = Bus(replicas=3, credentials_file=folder / "bus/services.creds")
-    async with open_bus(settings, f"nats://{first.strip()}:4222") as bus:
+    async with open_bus(settings, ",".join(f"nats://{address}:4222" for address in servers)) as bus:
         authority = (home.keys / "ca.crt").read_bytes()
         yield Standing(api, bus, folders, f"{door.strip()}:50055", authority, counted[1], "sample")

@@ -9,8 +9,12 @@ import pytest_asyncio
 from k8s.roles.standing import Seen, Standing
 
 from moothall.domain.event import EventType
+from support.kube.ctl import ask
 from support.kube.house import WORKSPACES
-from support.kube.stood import rolled_out
+from support.kube.killing import bring_back
+from support.kube.node import Node
+from support.kube.programs import Home
+from support.kube.stood import DEPLOYMENTS, rolled_out
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -46,3 +50,27 @@ async def test_what_is_killed_in_the_middle_changes_nothing(what: str, standing:
     assert await standing.left() == []
     await standing.written()
     await rolled_out("statefulset/nats", "statefulset/neo4j")
+
+
+async def test_a_node_that_is_lost_in_the_middle_and_comes_back_changes_nothing(
+    standing: Standing, undisturbed: Seen, home: Home
+) -> None:
+    lost = Node(home, 2)  # the first has what governs the cluster
+
+    async def blow() -> int:
+        there = [pod for pod in await standing.pods("") if pod.spec.node_name == lost.name]
+        lost.kill()
+        await ask("wait", "--for=condition=Ready=Unknown", f"node/{lost.name}", "--timeout=90s")
+        await bring_back()
+        return len(there)
+
+    try:
+        seen = await standing.council("without-a-node", blow, EventType.SEAT_PROPOSED)
+    finally:
+        await bring_back()
+    assert seen.hit, "something of the house was on it"
+    assert undisturbed.difference(seen) == ""
+    assert (seen.repeated, seen.decisions) == ([], 1)
+    await rolled_out("statefulset/nats", "statefulset/neo4j", *(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
+    assert await standing.left() == []
+    await standing.written()
