@@ -126,6 +126,11 @@ class Ray(Section):
     )
     address: str | None = None
     hosts: int = Field(1, ge=1, description="host actors")
+    wait_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="how long a start waits for as many nodes of Ray as hosts, which are spread over those that are there",
+    )
     seats_per_host: int = Field(64, ge=1, description="deliberations that one host works on at a time")
     dashboard: bool = False
 

@@ -11,6 +11,7 @@ import secrets
 import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -64,7 +65,7 @@ class HostActor:
         self._stop.set()
 
 
-_ANSWER_SECONDS, _STOP_SECONDS = 2.0, 10.0
+_ANSWER_SECONDS, _STOP_SECONDS, _AGAIN_SECONDS = 2.0, 10.0, 0.5
 
 
 async def _answering(hosts: Sequence[Any]) -> tuple[int, int]:
@@ -92,7 +93,7 @@ async def _answers(host: Any) -> bool:
 @asynccontextmanager
 async def hosting(settings: RaySettings, main: HostMain, ready_seconds: float = 120.0) -> AsyncIterator[Alive]:
     """Yield what tells of the hosts, once all are pulling work; they are gone at the end. Needs `cluster`."""
-    nodes = await asyncio.to_thread(_nodes)
+    nodes = await _spread(settings)
     hosts = [_make_host(f"host-{number}", main, nodes[number % len(nodes)]) for number in range(1, settings.hosts + 1)]
     runs = [host.run.remote() for host in hosts]
     try:
@@ -132,10 +133,19 @@ async def _stop_all(hosts: list[Any], runs: list[Any]) -> None:
         ray.kill(host)
 
 
-def _nodes() -> list[str]:
-    """Return the ids of the nodes that live, in a fixed order: of those that offer a processor, which a head often does not."""
-    alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]  # Ray leaves it untyped
-    return sorted(str(node["NodeID"]) for node in [node for node in alive if node["Resources"].get("CPU")] or alive)
+async def _spread(settings: RaySettings) -> list[str]:
+    """Return the ids of the nodes that live, in a fixed order: of those that offer a processor, which a head often does not.
+
+    A cluster's nodes come one by one, and a host stays where it was put: one node a host is waited for, `ray.wait_seconds` long.
+    """
+    until = time.monotonic() + settings.wait_seconds
+    while True:
+        nodes = await asyncio.to_thread(ray.nodes)
+        alive = {str(node["NodeID"]): node["Resources"].get("CPU") for node in nodes if node["Alive"]}
+        offering = [name for name, processors in alive.items() if processors]
+        if len(offering) >= settings.hosts or time.monotonic() > until:
+            return sorted(offering or alive)
+        await asyncio.sleep(_AGAIN_SECONDS)
 
 
 def _make_host(name: str, main: HostMain, node: str) -> Any:

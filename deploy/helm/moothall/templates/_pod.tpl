@@ -46,6 +46,7 @@ MOOTHALL_WORKSPACE__ENVIRONMENTS: /environments
 MOOTHALL_RAY__MODE: ray
 MOOTHALL_RAY__ADDRESS: hosts-head-svc.{{ .Release.Namespace }}:6379
 MOOTHALL_RAY__HOSTS: {{ .Values.hosts.replicas | quote }}
+MOOTHALL_RAY__WAIT_SECONDS: "120"
 {{- else }}
 MOOTHALL_RAY__MODE: process
 {{- end }}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 import pytest_asyncio
@@ -60,8 +61,10 @@ async def on_ray(standing: Standing, home: Home, counted: tuple[str, Arrived]) -
 
 
 async def test_there_is_a_host_on_each_node(standing: Standing, on_ray: Seen, home: Home) -> None:
-    placed = {pod.spec.node_name for pod in await standing.pods(HOSTS)}
-    assert placed == {node.name for node in nodes(home)}
+    pods = await standing.pods(HOSTS)
+    assert {pod.spec.node_name for pod in pods} == {node.name for node in nodes(home)}
+    said = json.loads(await ask("-n", house.SPACE, "exec", "deploy/moothall-api", "--", "moothall", "fleet", "--json"))
+    assert {host["node"] for host in said["hosts"]} == {pod.status.pod_ip for pod in pods}
     assert on_ray.end.winner.endswith("3")
     assert await standing.left() == []
 
