@@ -32,6 +32,7 @@ os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 import ray
 import ray.exceptions
 import ray.util
+from ray._raylet import GcsClient, NodeID
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 HostMain = Callable[..., Coroutine[Any, Any, None]]
@@ -65,7 +66,7 @@ class HostActor:
         self._stop.set()
 
 
-_ANSWER_SECONDS, _STOP_SECONDS, _AGAIN_SECONDS = 2.0, 10.0, 0.5
+_ANSWER_SECONDS, _STOP_SECONDS, _AGAIN_SECONDS, _WATCH_SECONDS = 2.0, 10.0, 0.5, 5.0
 
 
 async def _answering(hosts: Sequence[Any]) -> tuple[int, int]:
@@ -100,6 +101,7 @@ async def hosting(settings: RaySettings, main: HostMain, ready_seconds: float = 
         # A host that ends by itself has a bug: its error is heard here and ends the whole process.
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(_until_stopped(run)) for run in runs]
+            watching.append(group.create_task(_while_joined()))
             await _all_ready(hosts, ready_seconds)
             yield functools.partial(_answering, hosts)
             for task in watching:
@@ -113,6 +115,21 @@ async def _until_stopped(run: Any) -> None:
         await run
     except ray.exceptions.RayTaskError as error:
         raise (error.cause if isinstance(error.cause, Exception) else error) from error
+
+
+async def _while_joined() -> None:
+    """Watch that the node of this process is one of Ray's: a head that was started anew knows no host and no node of before, and what is
+    asked of them is tried again for ever. Raises `Temporary`.
+    """
+    context = ray.get_runtime_context()
+    address, ours = context.gcs_address, [NodeID.from_hex(context.get_node_id())]
+    while True:
+        await asyncio.sleep(_WATCH_SECONDS)
+        with contextlib.suppress(ray.exceptions.RayError):  # no head answers now: whoever comes next is asked
+            # A new connection each time, as an old one is another cluster's; `ray.nodes` ends the process there by an abort.
+            (alive,) = await asyncio.to_thread(lambda: GcsClient(address=address).check_alive(ours, _ANSWER_SECONDS))
+            if not alive:
+                raise Temporary("the Ray that this process joined is gone: another head answers at its address")
 
 
 async def _all_ready(hosts: list[Any], seconds: float) -> None:
