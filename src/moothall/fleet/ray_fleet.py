@@ -32,7 +32,7 @@ os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 import ray
 import ray.exceptions
 import ray.util
-from ray._raylet import GcsClient, NodeID
+from ray._raylet import GcsClient, NodeID  # type: ignore[attr-defined]  # made by Cython
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 HostMain = Callable[..., Coroutine[Any, Any, None]]
