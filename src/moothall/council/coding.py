@@ -50,7 +50,7 @@ class TurnContext:
 
     context: SeatContext
     gate: Gate
-    step: str
+    step: str = ""
     caller: Caller = Caller()
     allowance: Allowance | None = None
 

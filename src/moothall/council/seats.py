@@ -11,9 +11,10 @@ from moothall import telemetry
 from moothall.aio import seconds_until
 from moothall.council.agent import Agent
 from moothall.council.assembly import Council, Sitting, grant_of
-from moothall.council.coding import Coding
-from moothall.council.conversation import Voice
-from moothall.council.course import Attempt, Draft, InCircles, MalformedReplies, NoChanges, OutOfTurns, Workplace
+from moothall.council.checking import Workplace
+from moothall.council.coding import Coding, TurnContext
+from moothall.council.conversation import Conversation, Voice
+from moothall.council.course import NOTHING_CHANGED, Attempt, Draft, InCircles, MalformedReplies, NoChanges, OutOfTurns
 from moothall.council.judging.recheck import Judged, facts_text
 from moothall.council.judging.reviews import review_text
 from moothall.council.judging.runs import workspace_name
@@ -102,10 +103,10 @@ async def propose(council: Council, sitting: Sitting) -> None:
     approach = council.approach(sitting)
     warmth = council.warmth(sitting.seat)
     voice = Voice(council.mode, warmth, d.seed, way=sitting.number)
-    sitting.agent = Agent(
-        seat=sitting.seat,
-        role=d.role,
-        head=prompts.seat_prompt(
+    talk = Conversation(
+        d.task_id,
+        sitting.seat,
+        prompts.seat_prompt(
             council.system,
             council.shared,
             d.role,
@@ -114,17 +115,21 @@ async def propose(council: Council, sitting: Sitting) -> None:
             asked=council.mode if d.is_answer("") else None,
             example=council.example,
         ),
-        voice=voice,
+        voice,
         model=council.model,
-        facts=council.facts,
         llm=council.seats[sitting.seat].llm,
-        limits=council.parts.limits.model_copy(update={"attempts": council.attempts}),
         specs=council.specs,
-        coding=_coding(council, sitting.seat, voice),
         python=council.python,
+        function=council.function,
+    )
+    sitting.agent = Agent(
+        talk,
+        council.parts.limits.model_copy(update={"attempts": council.attempts}),
+        _coding(council, sitting.seat, voice),
+        facts=council.facts,
+        role=d.role,
         asked=d.is_answer(""),
         example=council.example,
-        function=council.function,
         resumes=d.fork.step if d.fork else "",
     )
     await _sit_down(council, sitting, approach, warmth)
@@ -218,16 +223,15 @@ async def _revise(council: Council, sitting: Sitting, round_: int, reviews: Sequ
         await _submit(council, sitting, draft, round_)
 
 
-def _phase(council: Council, round_: int) -> tuple[str, datetime]:
-    """Return what a round is called, and until when it lasts; the first, in which the seats propose, is 0."""
-    return ("revise", council.until) if round_ else ("propose", council.work_until)
+def _round(council: Council, round_: int) -> tuple[str, datetime]:
+    """Return what a round is called, with its phase, and until when it lasts; the first, in which the seats propose, is 0."""
+    return (f"revise/{round_}", council.until) if round_ else ("propose/0", council.work_until)
 
 
 async def _draft(council: Council, sitting: Sitting, round_: int, start: Draft | None = None) -> Draft:
     """Return what the seat's agent comes to in a round; about a repository, from `start` on."""
     if council.prepared is None:
-        phase, until = _phase(council, round_)
-        return await _agent(sitting).answer(phase, round_, until)
+        return await _agent(sitting).answer(*_round(council, round_))
     return await _work(council, sitting, council.prepared, round_, start)
 
 
@@ -266,7 +270,7 @@ def _nothing(circles: str, turns: int, most: int) -> Permanent:
     if circles == UNUSABLE:
         return MalformedReplies(f"in each attempt it gave {circles} again")
     if circles == TOO_EARLY:
-        return NoChanges("the seat says that it is done and has changed nothing")
+        return NoChanges(NOTHING_CHANGED)
     if turns >= most:
         return OutOfTurns(f"nothing was changed within {turns} turns")
     return InCircles(f"nothing was changed within {turns} turns; at last: {circles}")
@@ -288,8 +292,8 @@ async def _attempt(
     A workspace that is lost is opened afresh and the turns so far are done in it again: their answers are known, so
     that the model is not asked twice. Raises `WorkspaceFailed` when that happens too often.
     """
-    agent, (phase, until) = _agent(sitting), _phase(council, round_)
-    called, place = workspace_name(council.d.task_id, sitting.seat, *name), agent.place()
+    agent, (where, until) = _agent(sitting), _round(council, round_)
+    called, mark = workspace_name(council.d.task_id, sitting.seat, *name), agent.mark()
     if council.d.agent is not None:  # the re-check is the house's, and has its limits
         prepared = replace(prepared, bounds=council.d.agent.bounds)
     patch = start.patch.diff if start and start.patch else ""
@@ -298,13 +302,13 @@ async def _attempt(
         try:
             async with council.parts.workspaces.open(prepared, called, patch=patch) as workspace:
                 context = replace(_context(council, sitting, workspace, until), meter=meter)
-                where = Workplace(context, council.parts.gate, prepared, also)
-                return await agent.work(where, phase=phase, round_=round_, turns=turns, start=start)
+                place = Workplace(TurnContext(context, council.parts.gate), prepared, also, council.d.description)
+                return await agent.work(place, where, turns, start)
         except (WorkspaceFailed, SandboxUnavailable) as error:
             if lost == _WORKSPACES:
                 raise
             log.warning("workspace lost; its turns are done again", workspace=called, reason=error.message)
-            agent.back_to(place)
+            agent.back_to(mark)
     raise AssertionError("unreachable")
 
 
