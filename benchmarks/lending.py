@@ -17,8 +17,7 @@ from moothall.bus.nats.server import embedded_server
 from moothall.config import Ray
 from moothall.domain.task import RepositoryRef
 from moothall.settings import load_settings
-from moothall.wiring.lending import lending
-from moothall.wiring.trusted import open_hands, trusted_repositories
+from moothall.wiring.trusted import lending, open_hands, trusted_repositories
 from support.repos import Repo, make_repo
 
 _FILES = 100

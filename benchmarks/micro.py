@@ -27,8 +27,9 @@ from moothall.guard.seat import SeatContext
 from moothall.ports import Workspace
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
+from moothall.wiring.repository import register
 from moothall.wiring.rules import open_rules
-from moothall.wiring.trusted import Hands, open_hands, register
+from moothall.wiring.trusted import Hands, open_hands
 from support.gate import Facts, Room
 from support.repos import make_repo
 

@@ -22,7 +22,7 @@ from moothall.pb.tool.v1 import tool_pb2
 from moothall.pb.workspace.v1 import workspace_pb2
 from moothall.services.rest.server import http_server
 from moothall.settings import load_settings
-from moothall.wiring.roles import ROLES, embedded, parse_roles
+from moothall.wiring.bus import ROLES, embedded, parse_roles
 from support.callers import EVERYWHERE, TOKENS, certificate, doors_of
 from support.desk import MemoryDesk
 from support.kube.manifests import Objects, kustomized, objects

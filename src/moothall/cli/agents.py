@@ -156,7 +156,7 @@ def _load(settings: Settings, paths: Sequence[Path]) -> Loaded:
     """Read the files, and say what is wrong: with them, or by the settings, so that no run fails for it once others have ended."""
     from moothall.agents.running import request_of
 
-    loaded, longest = load(paths or (Path("agents"),), settings.agents.file_bytes), _longest(settings)
+    loaded, longest = load(paths or (Path("agents"),), settings.agents.file_bytes), int(settings.limits.deliberation_seconds)
     wrong, kept = list(loaded.wrong), list(loaded.kept)
     for file, spec in loaded.specs.items():
         try:
@@ -168,11 +168,6 @@ def _load(settings: Settings, paths: Sequence[Path]) -> Loaded:
     for said in wrong:
         say(plain(f"wrong {said}"))
     return replace(loaded, wrong=tuple(wrong), kept=tuple(kept))
-
-
-def _longest(settings: Settings) -> int:
-    """The seconds that one run may take, whatever its file says."""
-    return int(settings.limits.deliberation_seconds)
 
 
 def _chosen(specs: Sequence[Spec], only: Sequence[str]) -> Sequence[Spec]:
@@ -211,7 +206,7 @@ async def _run(settings: Settings, specs: Sequence[Spec], named: Named, name: st
         tell(said)
     tell(f"{len(specs)} agents, {at_once} at once; where this is killed, it goes on with --run {run_name}")
     async with open_house(settings, tell, asked=asked) as house:
-        run = AgentRun(house.desk, LOCAL, repository, run_name, at_once, tell, longest=_longest(settings))
+        run = AgentRun(house.desk, LOCAL, repository, run_name, at_once, tell, longest=int(settings.limits.deliberation_seconds))
         ended = await run.all(specs)
     if as_json:
         print_json(dump(AgentsDocument(run_name, tuple(ended.values()))))

@@ -28,8 +28,7 @@ from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import MoothallError
 from moothall.wiring.graph import open_answers
 from moothall.wiring.house import open_house
-from moothall.wiring.repository import line_provenance
-from moothall.wiring.trusted import register
+from moothall.wiring.repository import line_provenance, register
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -67,7 +67,8 @@ async def add(
     What is not given stays as it was.
     """
     from moothall.domain.task import RepositoryRef
-    from moothall.wiring.trusted import commands_said, trusted_repositories
+    from moothall.wiring.repository import commands_said
+    from moothall.wiring.trusted import trusted_repositories
 
     commands = commands_said(setup, checks, profile)
     repositories = trusted_repositories(settings)
@@ -94,7 +95,7 @@ async def add(
 @with_settings()
 async def remove(settings: Settings, *, repository: str) -> None:
     """Forget REPOSITORY, a registered id, and remove its clone. The repository itself stays as it is, with its branches."""
-    from moothall.wiring.cleaning import unregister
+    from moothall.wiring.directory import unregister
 
     gone = await unregister(settings, repository)
     click.echo(f"{gone.id} is removed; {gone.origin} itself is untouched")

@@ -66,7 +66,7 @@ async def list_(
     unset = unset_tools(settings, tenant)
     without = {*off, *unset}
     specs = (
-        offered(read_table(settings, known_tools).of(role), without=without, catalogue=known_tools)
+        offered(read_table(settings.guard, known_tools).of(role), without=without, catalogue=known_tools)
         if role
         else tuple(known_tools.values())
     )

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from moothall.aio import beside
-from moothall.config import Guard, Settings
+from moothall.config import Guard, Limits, Settings
 from moothall.errors import ConfigurationError
 from moothall.guard.approvals import Approvals
 from moothall.guard.audit import AuditLog
@@ -45,9 +45,9 @@ async def open_rules(
     own = await asyncio.to_thread(keys_of, settings) if keys is None else keys
     waiting = parking_of(settings.guard, bus, own)
     await asyncio.gather(off.refresh(), revoked.refresh(), waiting.refresh())
-    tokens = Tokens(own.guard, longest_token(settings), revoked=revoked.any)
+    tokens = Tokens(own.guard, longest_token(settings.guard, settings.limits), revoked=revoked.any)
     async with AsyncExitStack() as stack:
-        policy = await stack.enter_async_context(open_policy(settings))
+        policy = await stack.enter_async_context(open_policy(settings.guard))
         for work, name in ((off.run(), "tools"), (revoked.run(), "revocations"), (waiting.run(), "parked")):
             await stack.enter_async_context(beside(work, name))
         toolkits: dict[str, Toolkit] = {}
@@ -64,7 +64,7 @@ async def open_rules(
         yield Rules(
             off=off.off,
             unset=functools.lru_cache(_TENANTS)(lambda tenant: unset_tools(settings, tenant, families)),
-            grants=await asyncio.to_thread(read_table, settings, catalogue),
+            grants=await asyncio.to_thread(read_table, settings.guard, catalogue),
             tokens=tokens,
             policy=policy,
             parking=waiting,
@@ -90,15 +90,15 @@ def parking_of(guard: Guard, bus: Bus, keys: Keys) -> Parking:
     return Parking(bus.bucket(PARKED_BUCKET), bus.bucket(SPENT_BUCKET), approvals)
 
 
-def longest_token(settings: Settings) -> float:
+def longest_token(guard: Guard, limits: Limits) -> float:
     """Return how long a token may live: a seat's must last as long as a deliberation may."""
-    return max(settings.guard.token_seconds, settings.limits.deliberation_seconds + _GRACE_SECONDS)
+    return max(guard.token_seconds, limits.deliberation_seconds + _GRACE_SECONDS)
 
 
-def read_table(settings: Settings, catalogue: Mapping[str, ToolSpec]) -> Grants:
+def read_table(guard: Guard, catalogue: Mapping[str, ToolSpec]) -> Grants:
     """Return who is granted what. Raises `ConfigurationError`."""
-    file = _folder(settings.guard) / ROLES_FILE
-    if settings.guard.policies is not None and not file.exists():
+    file = _folder(guard) / ROLES_FILE
+    if guard.policies is not None and not file.exists():
         file = policies_folder() / ROLES_FILE
     try:
         return read_grants(file.read_text(encoding="utf-8"), catalogue.values())
@@ -107,9 +107,8 @@ def read_table(settings: Settings, catalogue: Mapping[str, ToolSpec]) -> Grants:
 
 
 @asynccontextmanager
-async def open_policy(settings: Settings) -> AsyncIterator[Policy]:
+async def open_policy(guard: Guard) -> AsyncIterator[Policy]:
     """Yield what operators' policy says: nothing, an OPA server's word, or that of Rego in this process."""
-    guard = settings.guard
     if guard.policy == "off":
         yield Policy("off", None)
         return
@@ -122,7 +121,7 @@ async def open_policy(settings: Settings) -> AsyncIterator[Policy]:
         return
     from moothall.policy.rego import Rego
 
-    folder = _folder(settings.guard)
+    folder = _folder(guard)
     if guard.policies is not None and not any(folder.glob("*.rego")):
         folder = policies_folder()
     engine = Rego(folder)  # here and not beside the loop: an engine belongs to the thread that makes it

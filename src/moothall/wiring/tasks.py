@@ -25,7 +25,7 @@ from moothall.guard.accounts import BUCKET, Accounts
 from moothall.planning.board import Board
 from moothall.planning.planner import Planner
 from moothall.ports import Bus, Repositories
-from moothall.wiring import lock
+from moothall.wiring import directory
 from moothall.wiring.bus import Tell, is_served, open_log
 from moothall.wiring.repository import Diff, files_here, files_of
 from moothall.wiring.trusted import trusted_repositories
@@ -153,12 +153,12 @@ async def open_tasks(settings: Settings, tell: Tell) -> AsyncIterator[Tasks]:
 async def cancel(settings: Settings, named: str, reason: str, tell: Tell) -> tuple[str, DeliberationStatus]:
     """Cancel a task and return its id and how it ended. Where nothing runs, what decides is run here until it is decided."""
     from moothall.aio import beside
-    from moothall.wiring.roles import collector_of
+    from moothall.wiring.house import collector_of
 
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(open_log(settings, tell))
         repositories = trusted_repositories(settings)
-        served = lock.find(settings.data_dir) is not None
+        served = directory.find(settings.data_dir) is not None
         tasks = Tasks(bus, repositories, Defaults(settings.limits), served=served)
         task_id = await tasks.find(named)
         if (before := await tasks.outcome(task_id)).status.ended:

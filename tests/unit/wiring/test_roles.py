@@ -7,8 +7,8 @@ import pytest
 
 from moothall.config import Bus, Graph, Llm, Serve, Settings
 from moothall.errors import ConfigurationError
-from moothall.wiring import lock
-from moothall.wiring.roles import ALL, embedded, instance, parse_roles, roles_of
+from moothall.wiring import directory
+from moothall.wiring.bus import ALL, embedded, instance, parse_roles, roles_of
 
 FAR = Bus(url="nats://127.0.0.1:4222")
 
@@ -59,9 +59,9 @@ def test_no_two_processes_on_a_bus_have_one_name_and_one_that_comes_again_has_it
 
 
 def test_numbers_are_taken_in_order_and_given_back(tmp_path: Path) -> None:
-    with lock.numbered(tmp_path) as one, lock.numbered(tmp_path) as two:
+    with directory.take_number(tmp_path) as one, directory.take_number(tmp_path) as two:
         assert (one, two) == (1, 2)
-        assert lock.shared(tmp_path)
-    assert not lock.shared(tmp_path)
-    with lock.numbered(tmp_path) as again:
+        assert directory.is_shared(tmp_path)
+    assert not directory.is_shared(tmp_path)
+    with directory.take_number(tmp_path) as again:
         assert again == 1
