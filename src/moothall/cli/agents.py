@@ -196,10 +196,10 @@ async def _run(settings: Settings, specs: Sequence[Spec], named: Named, name: st
     from moothall.domain.identity import LOCAL
     from moothall.domain.ids import check_id, new_task_id
     from moothall.wiring.house import open_house
-    from moothall.wiring.repository import asked_about, unseen
+    from moothall.wiring.repository import find_repository, unseen
 
     run_name = check_id(name, "--run") if name else new_task_id()
-    repository = await asked_about(settings, named)
+    repository = await find_repository(settings, named)
     if repository is None:
         raise InvalidRequest("you are in no git repository: name one with --repo")
     if said := await unseen(settings, repository, named.profile):

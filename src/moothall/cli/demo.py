@@ -59,12 +59,12 @@ async def _show_on_page(settings: Settings) -> None:
     from moothall.cli.serve import serve_until_stopped, show_page
     from moothall.repositories.sample import make_sample_repository
     from moothall.wiring.house import page_link
-    from moothall.wiring.tasks import registered
+    from moothall.wiring.tasks import register_named
 
     sample = settings.data_dir / "demo" / new_task_id()
     await make_sample_repository(sample)
     say(f"sample repository: {sample}")
-    repository = await registered(settings, str(sample))
+    repository = await register_named(settings, str(sample))
 
     async def ready(link: str) -> None:
         await show_page(link, await _begin_story(settings, repository))

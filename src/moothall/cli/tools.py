@@ -58,9 +58,9 @@ async def list_(
     from moothall.toolkits.families import unset_tools
     from moothall.tools.catalogue import offered
     from moothall.tools.discovery import Filters, discover, entry
-    from moothall.wiring.rules import catalogue_of, read_table, switches
+    from moothall.wiring.rules import catalogue_of, open_switches, read_table
 
-    async with switches(settings) as known:
+    async with open_switches(settings) as known:
         off = known.off(tenant)
     known_tools = catalogue_of(settings)
     unset = unset_tools(settings, tenant)
@@ -94,12 +94,12 @@ async def show(settings: Settings, *, name: str, tenant: str, as_json: bool) -> 
     from moothall.errors import NotFound
     from moothall.toolkits.families import unset_tools
     from moothall.tools.discovery import entry
-    from moothall.wiring.rules import catalogue_of, switches
+    from moothall.wiring.rules import catalogue_of, open_switches
 
     spec = catalogue_of(settings).get(name)
     if spec is None:
         raise NotFound(f"there is no tool {name[:60]!r}; `moothall tools list` shows them")
-    async with switches(settings) as known:
+    async with open_switches(settings) as known:
         told = entry(spec, enabled=name not in known.off(tenant)) | {"unset": unset_tools(settings, tenant).get(name, "")}
     if as_json:
         print_json(told)
@@ -131,9 +131,9 @@ async def disable(settings: Settings, *, name: str, reason: str, tenant: str) ->
 
 async def _switch(settings: Settings, name: str, tenant: str, reason: str, *, enabled: bool) -> None:
     from moothall.toolkits.families import unset_tools
-    from moothall.wiring.rules import switches
+    from moothall.wiring.rules import open_switches
 
-    async with switches(settings) as known:
+    async with open_switches(settings) as known:
         await known.switch(tenant, name, enabled=enabled, who=LOCAL.name, reason=reason)
     click.echo(f"{name} is {'enabled' if enabled else 'disabled'} for tenant {tenant}")
     if enabled and (missing := unset_tools(settings, tenant).get(name)):

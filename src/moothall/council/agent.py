@@ -27,9 +27,9 @@ from moothall.council.course import (
     OutOfTurns,
     Said,
 )
-from moothall.council.examples import broken
+from moothall.council.examples import find_broken
 from moothall.council.facts import Facts
-from moothall.council.measuring import check_bounds, measured
+from moothall.council.measuring import check_bounds, sum_usage
 from moothall.council.prompting.reply import Action, Turn
 from moothall.council.prompting.report import check_text, verdict_text
 from moothall.council.prompting.text import CHARS_PER_TOKEN, fence
@@ -215,7 +215,7 @@ class Agent:
         self.results += did.results
         changed = await self._look(course, place, at, did, said.thought)
         runs = course.state.runs if changed else {}
-        self.used += measured(did.results, runs)
+        self.used += sum_usage(did.results, runs)
         red = course.state.red if changed else frozenset[str]()
         course.steps.append(TurnStep(digest_turn(said), course.tree, changed=changed, red=red))
         course.circle = await self._record(course, at, said.thought, operations=did.operations, runs=runs)
@@ -242,7 +242,7 @@ class Agent:
         # A function that is green is all that was asked for; with tools there may be more to do.
         course.over = state.green and (state.proven or (function is not None and not state.partly))
         if course.over and function is not None:
-            wrong = await broken(function.examples, function.path, place.turn.context, seconds)
+            wrong = await find_broken(function.examples, function.path, place.turn.context, seconds)
             course.state = state = replace(state, doubts=tuple(call for call, _ in wrong))
             course.over = not wrong
         if state.changed and (course.best is None or state.worth >= course.best.worth):
@@ -298,7 +298,7 @@ class Agent:
             turn=at.turn,
             operations=[dump(item) for item in operations],
             thought=thought,
-            usage=dump(self.talk.model.used(self.talk.seat)),
+            usage=dump(self.talk.model.usage_of(self.talk.seat)),
             tools=dump(self.used),
             checks={name: str(run.verdict) for name, run in (runs or {}).items()},
             attempt=self._attempt,

@@ -176,7 +176,7 @@ class Council:
         return tuple(sitting for sitting in self.sittings if sitting.judged)
 
 
-async def _shown(d: Deliberation, prepared: Prepared, parts: Parts, *, taken: int) -> Shown:
+async def _show_repository(d: Deliberation, prepared: Prepared, parts: Parts, *, taken: int) -> Shown:
     """Return what of the repository goes into prompts whose system text takes so many tokens."""
     room = max(parts.llm.context_tokens - parts.llm.max_tokens - taken - tokens(d.description) - tokens(d.context), 0)
 
@@ -195,7 +195,7 @@ def grant_of(d: Deliberation, gate: Gate, prepared: Prepared | None) -> Grant:
     return intersection(grant, Grant(d.tools)) if d.tools else grant
 
 
-def _used(d: Deliberation, parts: Parts) -> Mapping[str, Named]:
+def _open_models(d: Deliberation, parts: Parts) -> Mapping[str, Named]:
     """Return the models of a council by name, its own first. Raises `ConfigurationError`."""
     known = {**parts.named, "": Named(parts.llm, parts.model)}
     names = tuple(dict.fromkeys((d.model, *map(d.model_of, d.seats))))
@@ -236,7 +236,7 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
     """Lay out what the seats share. Raises what the model's `reply_mode` and the reader raise; where commits are merged, neither is asked."""
     facts = Facts(parts.log, d, parts.source, recording.known, Advance(d, recording.progress) if d.agent else None)
     ledger = Ledger(d.budget)
-    used = _used(d, parts)
+    used = _open_models(d, parts)
     seats = {seat: used[d.model_of(seat)] for seat in d.seats}
     parts = replace(parts, model=used[d.model].model, llm=_common(used.values()))
     mode: ReplyMode = "blocks" if d.merge else await _common_mode(used.values())
@@ -244,7 +244,7 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
     specs = parts.gate.offered(d.tenant, grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
     python = parts.run_code is not None and bool(specs) and parts.llm.context_tokens >= parts.python.offer_from_tokens
     system = prompts.system_text(specs, mode, python=python)
-    shown = await _shown(d, prepared, parts, taken=tokens(system)) if prepared is not None and not d.merge else None
+    shown = await _show_repository(d, prepared, parts, taken=tokens(system)) if prepared is not None and not d.merge else None
     if shown is not None and not any(spec.name == "files.define" for spec in specs):
         shown = replace(shown, example=None)  # nothing is shown that may not be used
     if shown is not None and shown.example is not None:

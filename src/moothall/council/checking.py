@@ -118,10 +118,10 @@ def near(prepared: Prepared, patch: Patch, also: AbstractSet[str], seconds: floa
         if base is None or base.duration_ms <= seconds * 1000 or not (base.cases or base.verdict == "passed"):
             yield Near(name)
         elif base.cases:
-            yield Near(name, False, _chosen(prepared, base, patch, also, seconds * 1000), patch.tests)
+            yield Near(name, False, _choose_cases(prepared, base, patch, also, seconds * 1000), patch.tests)
 
 
-def _chosen(prepared: Prepared, base: CheckRun, patch: Patch, also: AbstractSet[str], most_ms: float) -> tuple[str, ...]:
+def _choose_cases(prepared: Prepared, base: CheckRun, patch: Patch, also: AbstractSet[str], most_ms: float) -> tuple[str, ...]:
     first = [case for case, outcome in base.cases.items() if outcome in RED or case in also]
     files = {case: file_of(case, prepared.files) for case in base.cases}
     first = [case for case in first if files[case] not in patch.paths]  # its test file is run as it is now, or gone
@@ -196,9 +196,7 @@ async def _look(place: Workplace, prepared: Prepared, patch: Patch, seconds: flo
         for item in chosen:
             if item.whole or item.cases or item.paths:
                 runs[item.check] = await _run(context, prepared, item)
-    before = {
-        item.check: _compared(prepared, item, runs) for item in chosen if item.check in runs and item.check in prepared.runs
-    }
+    before = {item.check: _base_of(prepared, item, runs) for item in chosen if item.check in runs and item.check in prepared.runs}
     seen = replace(profile, checks={name: profile.checks[name] for name in runs})
     found = assess(
         before,
@@ -233,7 +231,7 @@ async def _run(context: SeatContext, prepared: Prepared, item: Near) -> CheckRun
     )
 
 
-def _compared(prepared: Prepared, item: Near, runs: Mapping[str, CheckRun]) -> CheckRun:
+def _base_of(prepared: Prepared, item: Near, runs: Mapping[str, CheckRun]) -> CheckRun:
     """Return what the base said of the cases that were asked for: one that was not run is not lost."""
     base = prepared.runs[item.check]
     if item.whole:

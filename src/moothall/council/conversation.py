@@ -152,7 +152,7 @@ class Conversation:
         way = function and (function.whole if self.exchanges else function.way(voice.way))
         head = way.head if way else self._head
         call_id = f"{self._task_id}/{self.seat}/{step}"
-        told = "\n\n".join(self.model.told(call_id))
+        told = "\n\n".join(self.model.words_for(call_id))
         messages = window(head, self.exchanges, self.llm.context_tokens - most - (tokens(told) if told else 0))
         if told:  # at the end of what it hears, each time: what comes before stays as the server has cached it
             messages = (*messages[:-1], replace(messages[-1], content=f"{messages[-1].content}\n\n{told}".strip()))

@@ -94,11 +94,11 @@ async def propose(council: Council, sitting: Sitting) -> None:
     d = council.d
     if d.merge:
         await _sit_down(council, sitting, "", 0.0)
-        await _bounded(council, sitting, _merge(council, sitting), council.work_until)
+        await _sit(council, sitting, _merge(council, sitting), council.work_until)
         return
     if endpoint := d.elsewhere.get(sitting.seat):
         await _sit_down(council, sitting, f"asked at {endpoint}", 0.0)
-        await _bounded(council, sitting, _propose_remote(council, sitting, endpoint), council.work_until)
+        await _sit(council, sitting, _propose_remote(council, sitting, endpoint), council.work_until)
         return
     approach = council.approach(sitting)
     warmth = council.warmth(sitting.seat)
@@ -125,7 +125,7 @@ async def propose(council: Council, sitting: Sitting) -> None:
     sitting.agent = Agent(
         talk,
         council.parts.limits.model_copy(update={"attempts": council.attempts}),
-        _coding(council, sitting.seat, voice),
+        _coding_of(council, sitting.seat, voice),
         facts=council.facts,
         role=d.role,
         asked=d.is_answer(""),
@@ -133,7 +133,7 @@ async def propose(council: Council, sitting: Sitting) -> None:
         resumes=d.fork.step if d.fork else "",
     )
     await _sit_down(council, sitting, approach, warmth)
-    await _bounded(council, sitting, _propose(council, sitting), council.work_until)
+    await _sit(council, sitting, _propose(council, sitting), council.work_until)
 
 
 async def _sit_down(council: Council, sitting: Sitting, approach: str, warmth: float) -> None:
@@ -154,10 +154,10 @@ async def revise(council: Council, sitting: Sitting, round_: int, reviews: Seque
     """Let an author improve its proposal on evidence and reviews. Where it fails, the proposal stays as it is; so does that of a remote agent."""
     if sitting.seat in council.d.elsewhere:
         return
-    await _bounded(council, sitting, _revise(council, sitting, round_, reviews), council.until)
+    await _sit(council, sitting, _revise(council, sitting, round_, reviews), council.until)
 
 
-async def _bounded(council: Council, sitting: Sitting, work: Awaitable[None], until: datetime) -> None:
+async def _sit(council: Council, sitting: Sitting, work: Awaitable[None], until: datetime) -> None:
     about = {"moothall.seat": sitting.seat, "gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": sitting.seat}
     with telemetry.bound(seat=sitting.seat), telemetry.span("seat", about) as span:
         await _until(council, sitting, work, until)
@@ -174,14 +174,14 @@ async def _until(council: Council, sitting: Sitting, work: Awaitable[None], unti
     except TimeoutError:
         if not limit.expired():
             raise
-        await _failed(council, sitting, DeadlineExceeded("the seat was not done in time"))
+        await _fail(council, sitting, DeadlineExceeded("the seat was not done in time"))
     except BusUnavailable:
         raise  # nobody could be told: the whole deliberation is taken up again later
     except MoothallError as error:
-        await _failed(council, sitting, error)
+        await _fail(council, sitting, error)
 
 
-async def _failed(council: Council, sitting: Sitting, error: MoothallError) -> None:
+async def _fail(council: Council, sitting: Sitting, error: MoothallError) -> None:
     late = isinstance(error, DeadlineExceeded)
     sitting.end(SeatStatus.LATE if late else SeatStatus.FAILED, error.code, error.message)
     # A revision that failed leaves the proposal standing, and is told under an id of its own.
@@ -261,11 +261,11 @@ async def _work(council: Council, sitting: Sitting, prepared: Prepared, round_: 
         if not attempt.stuck or first > council.d.max_turns:
             break
     if best is None:
-        raise refused or _nothing(sitting.circles, first - 1, council.d.max_turns)
+        raise refused or _error_of_nothing(sitting.circles, first - 1, council.d.max_turns)
     return best
 
 
-def _nothing(circles: str, turns: int, most: int) -> Permanent:
+def _error_of_nothing(circles: str, turns: int, most: int) -> Permanent:
     """Return the error of a seat that went in circles and changed nothing."""
     if circles == UNUSABLE:
         return MalformedReplies(f"in each attempt it gave {circles} again")
@@ -337,7 +337,7 @@ async def _submit(council: Council, sitting: Sitting, draft: Draft, revision: in
         sitting.judged.append(await council.bench.judge(proposal, patch.diff if patch else ""))
 
 
-def _coding(council: Council, seat: str, voice: Voice) -> Coding | None:
+def _coding_of(council: Council, seat: str, voice: Voice) -> Coding | None:
     """Return what runs a seat's blocks of Python, where there is a runner and something to act on."""
     parts = council.parts
     if parts.run_code is None or council.about_text:
@@ -372,5 +372,5 @@ def _context(council: Council, sitting: Sitting, workspace: Workspace, until: da
 def outcome_of(council: Council, sitting: Sitting) -> SeatOutcome:
     """Return how the seat ended, with what it used."""
     used = sitting.agent.used if sitting.agent else ToolUsage()
-    spent = council.model.used(sitting.seat)
+    spent = council.model.usage_of(sitting.seat)
     return SeatOutcome(sitting.seat, sitting.status, sitting.code, sitting.message, spent, tools=used)

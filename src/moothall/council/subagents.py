@@ -42,14 +42,14 @@ class SubAgents:
         settings, at = coding.settings, block.at
         given, tools = arguments.get("prompts"), arguments.get("tools")
         if not isinstance(given, list) or not given or not all(isinstance(item, str) and item.strip() for item in given):
-            return _refused(ToolStatus.INVALID, "give a prompt, or a list of prompts")
+            return _refuse(ToolStatus.INVALID, "give a prompt, or a list of prompts")
         if tools is not None and not (isinstance(tools, list) and all(isinstance(item, str) for item in tools)):
-            return _refused(ToolStatus.INVALID, "tools is a list of names of tools")
+            return _refuse(ToolStatus.INVALID, "tools is a list of names of tools")
         if at.caller.depth >= settings.agents_depth:
-            return _refused(ToolStatus.BLOCKED, f"agents may be {settings.agents_depth} deep, and this one is")
+            return _refuse(ToolStatus.BLOCKED, f"agents may be {settings.agents_depth} deep, and this one is")
         if len(given) > block.allowance.agents or block.started + len(given) > settings.agents_fan_out:
             left = min(block.allowance.agents, settings.agents_fan_out - block.started)
-            return _refused(ToolStatus.BUDGET_EXCEEDED, f"{len(given)} agents were asked for, and {left} are left to this block")
+            return _refuse(ToolStatus.BUDGET_EXCEEDED, f"{len(given)} agents were asked for, and {left} are left to this block")
         block.allowance.agents -= len(given)
         first, block.started = block.started + 1, block.started + len(given)
         place = replace(at, context=_narrow(at.context, tools), allowance=block.allowance)
@@ -69,7 +69,7 @@ class SubAgents:
                 if not isinstance(agent.failed, BudgetExceeded | DeadlineExceeded):
                     raise agent.failed
                 status = ToolStatus.TIMEOUT if isinstance(agent.failed, DeadlineExceeded) else ToolStatus.BUDGET_EXCEEDED
-                return _refused(status, f"agent {number} of {len(agents)}: {agent.failed.message}")
+                return _refuse(status, f"agent {number} of {len(agents)}: {agent.failed.message}")
         return ToolResult("", AGENTS_RUN, ToolStatus.SUCCESS, {"answers": [agent.answer for agent in agents]})
 
     def _agent(self, coding: Coding, place: TurnContext, prompt: str) -> SubAgent:
@@ -122,5 +122,5 @@ def _narrow(context: SeatContext, tools: list[str] | None) -> SeatContext:
     return replace(context, grant=intersection(context.grant, Grant(tuple(tools))), token=token)
 
 
-def _refused(status: ToolStatus, reason: str) -> ToolResult:
+def _refuse(status: ToolStatus, reason: str) -> ToolResult:
     return ToolResult("", AGENTS_RUN, status, error=reason)

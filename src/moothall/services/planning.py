@@ -89,7 +89,7 @@ def orchestration(request: pb.OrchestrateRequest) -> DeliberationRequest:
         plan_id=request.plan_id,
         origin="orchestrate",
     )
-    return params.filled(asked, options.custom_params, params.REQUEST)
+    return params.fill(asked, options.custom_params, params.REQUEST)
 
 
 def _story_of(story_id: str, case_id: str) -> str:

@@ -207,7 +207,7 @@ def roles_of(settings: Settings) -> frozenset[str]:
     return roles
 
 
-def embedded(settings: Settings, roles: frozenset[str]) -> tuple[str, ...]:
+def embedded_parts(settings: Settings, roles: frozenset[str]) -> tuple[str, ...]:
     """Return the embedded parts of a process. Each lies in the data directory, or is found through it, and is one process's."""
     parts = {
         "bus": settings.bus.url is None,

@@ -49,7 +49,7 @@ async def open_graph(graph: Graph, data_dir: Path, *, at_once: bool = True) -> A
 
 
 @asynccontextmanager
-async def reading(settings: Settings, bus: Bus) -> AsyncIterator[Answers]:
+async def open_reader(settings: Settings, bus: Bus) -> AsyncIterator[Answers]:
     """Yield the graph for a process that does not write it: the server's, or that of the process which has the embedded one."""
     if settings.graph.url is None:
         yield OverBus(bus, settings.graph.query_seconds)
@@ -63,10 +63,10 @@ def graph_of(
 ) -> AbstractAsyncContextManager[Answers]:
     """Return the graph as a process of these roles has it; None: a command, which lets its own catch up at its end. A server that ends leaves that to the next one."""
     if serves is not None and "graph" not in serves:
-        return reading(settings, bus)
+        return open_reader(settings, bus)
     if settings.bus.url is not None and (serves is not None or settings.graph.url is not None):
-        return taking_turns(settings, bus, at_once=serves is None)
-    return remembering(settings, bus, tell if serves is None else None)
+        return open_in_turns(settings, bus, at_once=serves is None)
+    return open_writer(settings, bus, tell if serves is None else None)
 
 
 class _Nearest:
@@ -87,7 +87,7 @@ Answers = CypherGraph | OverBus | _Nearest
 
 
 @asynccontextmanager
-async def taking_turns(settings: Settings, bus: Bus, *, at_once: bool) -> AsyncIterator[Answers]:
+async def open_in_turns(settings: Settings, bus: Bus, *, at_once: bool) -> AsyncIterator[Answers]:
     """Open the graph, and project the log into it while no other process on this bus does. An embedded one that others wrote meanwhile reads on in the log."""
     lease = lease_of(settings.serve, bus, "graph")
     async with open_graph(settings.graph, settings.data_dir, at_once=at_once) as graph, AsyncExitStack() as stack:
@@ -107,7 +107,7 @@ async def taking_turns(settings: Settings, bus: Bus, *, at_once: bool) -> AsyncI
 
 
 @asynccontextmanager
-async def remembering(settings: Settings, bus: Bus, drain: Callable[[str], None] | None) -> AsyncIterator[CypherGraph]:
+async def open_writer(settings: Settings, bus: Bus, drain: Callable[[str], None] | None) -> AsyncIterator[CypherGraph]:
     """Open the graph, project the log into it behind the answers, and let other commands on this data directory ask it.
 
     `drain`: at the end the graph gets `graph.drain_seconds` to catch up, and this hears of it where it takes long; what is left

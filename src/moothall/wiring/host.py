@@ -132,7 +132,7 @@ async def _host(
         await host.run()
 
 
-async def _called(instance: str, main: Any, name: str, ready: Callable[[], None], **more: Any) -> None:
+async def _with_instance(instance: str, main: Any, name: str, ready: Callable[[], None], **more: Any) -> None:
     await main(f"{name}-{instance}" if instance else name, ready, **more)
 
 
@@ -149,7 +149,7 @@ async def open_fleet(settings: Settings, *, on_ray: bool, instance: str = "") ->
 
         def here(bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
             main = functools.partial(host_beside, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
-            return in_process.hosting(settings.ray.hosts, functools.partial(_called, instance, main))
+            return in_process.hosting(settings.ray.hosts, functools.partial(_with_instance, instance, main))
 
         yield here
         return
@@ -168,7 +168,9 @@ async def open_fleet(settings: Settings, *, on_ray: bool, instance: str = "") ->
             "home": home_of(settings),
         }
         main = functools.partial(host_main, house=this_process(), **given)
-        hosts: AbstractAsyncContextManager[Alive] = ray_fleet.hosting(settings.ray, functools.partial(_called, instance, main))
+        hosts: AbstractAsyncContextManager[Alive] = ray_fleet.hosting(
+            settings.ray, functools.partial(_with_instance, instance, main)
+        )
         return hosts
 
     async with ray_fleet.cluster(settings.ray):

@@ -29,9 +29,21 @@ from moothall.fleet.in_process import Alive
 from moothall.ports import Repositories
 from moothall.services.identity import read_tokens
 from moothall.wiring import directory
-from moothall.wiring.bus import ALL, Bus, Tell, alone, bus_url, embedded, hold_or_find, hosts_on, instance, open_bus, roles_of
+from moothall.wiring.bus import (
+    ALL,
+    Bus,
+    Tell,
+    alone,
+    bus_url,
+    embedded_parts,
+    hold_or_find,
+    hosts_on,
+    instance,
+    open_bus,
+    roles_of,
+)
 from moothall.wiring.early import check_first, check_parts, defaults
-from moothall.wiring.trusted import lending, trusted_repositories
+from moothall.wiring.trusted import open_lending, trusted_repositories
 
 _LOOK_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS, _LINK_SECONDS = 0.1, 0.5, 1.0, 10.0
 
@@ -57,7 +69,7 @@ async def open_house(settings: Settings, tell: Tell, *, serving: bool = False, a
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(telemetry.record(settings.trace, "serve" if serving else "cli", secret_values(settings)))
         roles = roles_of(settings) if serving else ALL
-        parts = embedded(settings, roles)
+        parts = embedded_parts(settings, roles)
         own, address = not serving or bool(parts), None
         if own:
             address = await hold_or_find(settings.data_dir, tell, stack)
@@ -139,7 +151,7 @@ async def _build(
             open_bus(settings.bus, url, secrets=secret_values(settings), alone=not settings.bus.url)
         )
     remembered = await stack.enter_async_context(start_beside(graph_of(settings, bus, tell, serves)))
-    repositories = await stack.enter_async_context(lending(settings, bus, trusted_repositories(settings)))
+    repositories = await stack.enter_async_context(open_lending(settings, bus, trusted_repositories(settings)))
     deciding = Deciding(
         settings,
         bus,
@@ -158,7 +170,7 @@ async def _build(
         graph = await remembered
     with said(tell, "Ray" if on_ray else "the hosts"):
         hosting = await fleet
-        alive: Alive = functools.partial(_answering, bus)
+        alive: Alive = functools.partial(_count_answering, bus)
         if hosts:
             alive = await enter_beside(stack, hosting(bus, url, answering))
     count = await stack.enter_async_context(counting(settings.llm, answering)) if answering else estimate
@@ -183,7 +195,7 @@ async def _build(
     return house, deciding.sees
 
 
-async def _answering(bus: Bus) -> tuple[int, int]:
+async def _count_answering(bus: Bus) -> tuple[int, int]:
     """Return how many hosts of other processes answer."""
     there = len(await hosts_on(bus))
     return there, there

@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # imported where a server is asked
 _SHOWN = 5
 
 
-async def asked_about(settings: Settings, named: Named) -> RepositoryRef | None:
+async def find_repository(settings: Settings, named: Named) -> RepositoryRef | None:
     """Return the repository that was named, or the one round the current folder; None where that is in none."""
     named.check()
     if named.text:
@@ -193,7 +193,7 @@ class Checked:
 async def check_repository(settings: Settings, named: Named, tell: Callable[[str], None]) -> Checked:
     """Resolve, set up and run the base. Raises what keeps it from being looked at at all; a set-up that fails is a value."""
     began = time.monotonic()
-    ref = await asked_about(settings, named)
+    ref = await find_repository(settings, named)
     if ref is None:
         raise InvalidRequest("you are in no git repository; name one: moothall check PATH, URL or id")
     said = await unseen(settings, ref, named.profile)

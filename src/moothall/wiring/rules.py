@@ -147,7 +147,7 @@ def audit_log(settings: Settings, bus: Bus, keys: Keys, writer: str) -> AuditLog
 
 
 @asynccontextmanager
-async def switches(settings: Settings) -> AsyncIterator[Switches]:
+async def open_switches(settings: Settings) -> AsyncIterator[Switches]:
     """Yield the switches as they stand now: those of the process that serves, or of this data directory."""
     from moothall.wiring.bus import open_log
 
@@ -158,7 +158,7 @@ async def switches(settings: Settings) -> AsyncIterator[Switches]:
 
 
 @asynccontextmanager
-async def parking(settings: Settings) -> AsyncIterator[Parking]:
+async def open_parking(settings: Settings) -> AsyncIterator[Parking]:
     """Yield what waits for an operator now."""
     from moothall.wiring.bus import open_log
 

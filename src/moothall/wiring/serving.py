@@ -144,7 +144,7 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
         if "collector" in behind.roles:
             checking = beside(watch_log(settings.data_dir, settings.bus.check_seconds, bus, tell), "log-check")
             await enter_beside(stack, checking)
-            await enter_beside(stack, sending_webhooks(settings, bus))
+            await enter_beside(stack, send_webhooks(settings, bus))
         if "planning" in behind.roles:
             land, turns = trusted_repositories(settings).land, functools.partial(alone, settings, bus)
             work = Work(bus, desk, settings.limits, planner, land, architects=architects, alone=turns)
@@ -187,7 +187,7 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
             ),
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)
-        http = await stack.enter_async_context(_serving_http(settings, doors, tokens))
+        http = await stack.enter_async_context(_serve_http(settings, doors, tokens))
         server = await stack.enter_async_context(
             grpc_server(settings.grpc, settings.limits, doors, tokens, settings.serve.leave_seconds)
         )
@@ -195,7 +195,7 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
 
 
 @asynccontextmanager
-async def _serving_http(settings: Settings, doors: Doors, tokens: Mapping[str, Principal]) -> AsyncIterator[Served]:
+async def _serve_http(settings: Settings, doors: Doors, tokens: Mapping[str, Principal]) -> AsyncIterator[Served]:
     """Serve HTTP; yields where, with port 0 where none is served. Raises `ConfigurationError`."""
     if not settings.web.enabled:
         yield Served(0)
@@ -209,7 +209,7 @@ async def _serving_http(settings: Settings, doors: Doors, tokens: Mapping[str, P
 
 
 @asynccontextmanager
-async def sending_webhooks(settings: Settings, bus: Bus) -> AsyncIterator[None]:
+async def send_webhooks(settings: Settings, bus: Bus) -> AsyncIterator[None]:
     """Tell the server of the settings, if any, of each decision, until the block ends; of several processes one does. Raises `ConfigurationError`."""
     if settings.webhook.url is None:
         yield

@@ -264,7 +264,7 @@ async def open_stories(settings: Settings, tell: Tell) -> AsyncIterator[Stories]
         yield Stories(Board(bus), accounts, Planner(bus, settings.limits), tasks, served)
 
 
-async def registered(settings: Settings, named: str) -> str:
+async def register_named(settings: Settings, named: str) -> str:
     """Return the id of a repository that is named by its id, a path or a URL; a path or URL is registered. Raises what `register` does,
     and `NotFound` for an id that nobody registered.
     """

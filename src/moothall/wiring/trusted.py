@@ -87,7 +87,7 @@ async def open_hands(settings: Settings, far: Bus | None = None) -> AsyncIterato
             from moothall.repositories.far import FarRepositories
 
             repositories = borrower = _make_trusted(settings, preparer.prepare, FarRepositories)
-            await stack.enter_async_context(borrowing(settings, far, borrower))
+            await stack.enter_async_context(open_borrowing(settings, far, borrower))
         await stack.enter_async_context(workspaces)
         yield Hands(repositories, workspaces, LocalRunner(settings, workspaces.pool).run if settings.runner.enabled else None)
 
@@ -191,7 +191,7 @@ def for_hosts(settings: Settings) -> Settings:
 
 
 @asynccontextmanager
-async def lending(settings: Settings, bus: Bus, repositories: TrustedRepositories) -> AsyncIterator[TrustedRepositories]:
+async def open_lending(settings: Settings, bus: Bus, repositories: TrustedRepositories) -> AsyncIterator[TrustedRepositories]:
     """Yield the repositories, which hosts on other disks are answered from where there may be such hosts. What they made is fetched from them."""
     if settings.ray.address is None:
         yield repositories
@@ -202,18 +202,18 @@ async def lending(settings: Settings, bus: Bus, repositories: TrustedRepositorie
     async with _lender(settings) as lender:
         house = House(repositories, lender, bus.ask)
         patches_of_hosts(repositories, lender, bus.ask)
-        async with _answering(bus, lender, house.answer), beside(bus.answer(HOUSE, house.answer, shared=True), "repositories"):
+        async with _answer(bus, lender, house.answer), beside(bus.answer(HOUSE, house.answer, shared=True), "repositories"):
             yield repositories
 
 
 @asynccontextmanager
-async def borrowing(settings: Settings, bus: Bus, repositories: FarRepositories) -> AsyncIterator[None]:
+async def open_borrowing(settings: Settings, bus: Bus, repositories: FarRepositories) -> AsyncIterator[None]:
     """Ask the house for repositories, and lend it what is made here."""
     from moothall.repositories.far import HOSTS
 
     async with _lender(settings) as lender:
         repositories.far(bus.ask, lender)
-        async with _answering(bus, lender, repositories.answer), beside(bus.answer(HOSTS, repositories.answer), "patches"):
+        async with _answer(bus, lender, repositories.answer), beside(bus.answer(HOSTS, repositories.answer), "patches"):
             yield
 
 
@@ -225,5 +225,5 @@ async def _lender(settings: Settings) -> AsyncIterator[Lender]:
         yield lender
 
 
-def _answering(bus: Bus, lender: Lender, answerer: Answerer) -> AbstractAsyncContextManager[object]:
+def _answer(bus: Bus, lender: Lender, answerer: Answerer) -> AbstractAsyncContextManager[object]:
     return beside(bus.answer(Channel.REPOSITORIES.of(lender.holder), answerer), "bundles")

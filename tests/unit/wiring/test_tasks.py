@@ -16,7 +16,7 @@ from moothall.bus.nats.jetstream import open_bus
 from moothall.bus.nats.server import embedded_server
 from moothall.config import Limits
 from moothall.council.front.request import Defaults
-from moothall.council.front.thread import decided as decision
+from moothall.council.front.thread import find_decision as decision
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.fleet import FLEET, HostState

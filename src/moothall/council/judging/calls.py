@@ -24,7 +24,7 @@ def language(path: str) -> str:
     return next((code for code, endings in LANGUAGES.items() if path.endswith(endings)), "")
 
 
-def changed(path: str, base: str, texts: Sequence[str]) -> tuple[str, ...]:
+def changed_names(path: str, base: str, texts: Sequence[str]) -> tuple[str, ...]:
     """Return the names of what differs among the texts of a file and could be called."""
     code = language(path)
     if code == PYTHON:

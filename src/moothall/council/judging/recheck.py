@@ -110,16 +110,16 @@ class Bench:
             await self._runs.run(every, "check", key[:12], diff=proposal.diff) if proposal.diff.strip() else Ran({}, refused=True)
         )
         runs, applies = ran.runs, not ran.refused
-        found = self._compared(proposal, runs, self._prepared.flaky, applies=applies)
-        if gone := _gone(found, runs, self._prepared):
-            found = self._compared(proposal, runs, (*self._prepared.flaky, *await self._unsteady(gone)), applies=applies)
-        if flaky := await self._differing(proposal.diff, runs, _doubtful(found, runs, self._prepared)):
+        found = self._compare(proposal, runs, self._prepared.flaky, applies=applies)
+        if gone := _missing_checks(found, runs, self._prepared):
+            found = self._compare(proposal, runs, (*self._prepared.flaky, *await self._unsteady(gone)), applies=applies)
+        if flaky := await self._find_flaky(proposal.diff, runs, _doubtful(found, runs, self._prepared)):
             known = (*self._prepared.flaky, *await self._unsteady(gone))
-            found = self._compared(proposal, runs, (*known, *sorted(flaky)), applies=applies)
+            found = self._compare(proposal, runs, (*known, *sorted(flaky)), applies=applies)
         if own := await self._own_tests(proposal, runs):
             runs = own
             flaky_now = sorted({case for item in found.evidence for case in item.flaky} | {*self._prepared.flaky})
-            found = self._compared(proposal, runs, flaky_now, applies=applies)
+            found = self._compare(proposal, runs, flaky_now, applies=applies)
         if found.proven and self._limits.apart_seconds:
             stronger = await agreement(self._runs, proposal.diff, found.fixed, runs, self._limits.apart_seconds)
             found = replace(found, evidence=(*found.evidence, *stronger))
@@ -129,21 +129,21 @@ class Bench:
         self._details[key] = {case: said for run in runs.values() for case, said in run.details.items() if case in broken}
         return found
 
-    async def _differing(self, diff: str, first: Mapping[str, CheckRun], doubtful: Mapping[str, tuple[str, ...]]) -> set[str]:
+    async def _find_flaky(self, diff: str, first: Mapping[str, CheckRun], doubtful: Mapping[str, tuple[str, ...]]) -> set[str]:
         """Return what is no evidence: the cases that differ when they are run once more on the same tree.
 
         They are run alone. What differs then, but each time in the same way, depends on what runs before it, and is steady.
         """
 
-        async def told(checks: Mapping[str, tuple[str, ...]], name: str) -> set[str]:
+        async def run_again(checks: Mapping[str, tuple[str, ...]], name: str) -> set[str]:
             ran = await self._runs.run(checks, "check", digest(diff)[:12], name, diff=diff)
             return {case for check in checks for case in (differing(first[check], ran.runs[check]) if check in ran.runs else ())}
 
-        alone = await told(doubtful, "2") if doubtful else set[str]()
+        alone = await run_again(doubtful, "2") if doubtful else set[str]()
         some = {check: cases for check, cases in doubtful.items() if alone.intersection(cases)}
         if not some:
             return alone
-        return alone ^ await told(some, "3") | await told(dict.fromkeys(some, ()), "4")
+        return alone ^ await run_again(some, "3") | await run_again(dict.fromkeys(some, ()), "4")
 
     async def _read(self, proposal: Proposal, found: Assessment) -> Assessment:
         """Add what the diff itself says: the lines that reach for what judges it, and what it makes of the code."""
@@ -233,7 +233,7 @@ class Bench:
                     self._untold[check] = told_once(self._prepared.runs[check], again[check]) if check in again else set()
         return sorted(case for check in gone for case in self._untold[check])
 
-    def _compared(self, proposal: Proposal, runs: Mapping[str, CheckRun], flaky: Sequence[str], *, applies: bool) -> Assessment:
+    def _compare(self, proposal: Proposal, runs: Mapping[str, CheckRun], flaky: Sequence[str], *, applies: bool) -> Assessment:
         base = self._prepared
         return assess(
             base.runs,
@@ -275,7 +275,7 @@ class Bench:
         votes = await self._cross.run(authors, passing)
         return tuple(replace(item, cross=votes.get(item.proposal.candidate, ())) for item in judged)
 
-    async def undecided(self, judged: Sequence[Judged]) -> tuple[tuple[Proposal, ...], tuple[str, ...]]:
+    async def find_undecided(self, judged: Sequence[Judged]) -> tuple[tuple[Proposal, ...], tuple[str, ...]]:
         """Return those that lead where neither tests nor inputs tell them apart, one of each answer, and what they make differently."""
         first = rivals([item.candidate for item in judged])
         if not first or any(item.inputs for item in first):
@@ -289,7 +289,7 @@ class Bench:
         return tuple(replace(item, inputs=found.get(item.proposal.candidate, item.inputs)) for item in judged)
 
 
-def _gone(found: Assessment, runs: Mapping[str, CheckRun], base: Prepared) -> tuple[str, ...]:
+def _missing_checks(found: Assessment, runs: Mapping[str, CheckRun], base: Prepared) -> tuple[str, ...]:
     """Required checks that ran to their end, and do not tell of cases that were green on the base."""
     lost = set(found.regressions)
     return tuple(

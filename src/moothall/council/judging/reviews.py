@@ -176,7 +176,7 @@ async def write_inputs(council: Council) -> tuple[str, ...]:
     wanted, left = council.parts.limits.inputs_tokens, council.ledger.remaining.tokens
     if council.bench is None or council.function is not None or not wanted or (left and left < wanted):
         return ()
-    proposals, names = await council.bench.undecided(council.judged)
+    proposals, names = await council.bench.find_undecided(council.judged)
     if not names:
         return ()
     room = int(council.parts.llm.context_tokens * CHARS_PER_TOKEN / 5)
