@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import json
 import signal
 import sys
@@ -161,6 +162,8 @@ def result_of(main: Coroutine[Any, Any, T], waits: str = "", after: float = 2.0)
 
     # A thread's, since modules that are loaded hold the loop up.
     speaking = threading.Timer(after, lambda: click.echo(f"{waits} …", err=True)) if waits else None
+    gc.freeze()  # what was imported stays
+    gc.enable()
     try:
         if speaking:
             speaking.daemon = True

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import kglite
 
 from moothall.errors import ConfigurationError, GraphUnavailable
+from moothall.graph.shape import EMPTY, LABELS, Label
 from moothall.graph.statements import Rows, Statement, schema
 
 T = TypeVar("T")
@@ -78,7 +79,18 @@ def _open(path: Path) -> kglite.Session:
     session = kglite.open_session(str(path), durable="normal")
     for statement in schema():
         session.execute(statement)
+    for label in LABELS.values():
+        _name_properties(session, label)
     return session
+
+
+def _name_properties(session: kglite.Session, label: Label) -> None:
+    """A property that no node of a label ever had is refused in a pattern as a mistake: one node has had them all."""
+    properties = {name: kind for group in label.groups for name, kind in {**group.properties, group.stamp: "text"}.items()}
+    values = {name: list[str]() if kind == "texts" else EMPTY[kind] for name, kind in properties.items()}
+    node = f"(n:{label.name} {{uid: ''}})"
+    session.execute(f"MERGE {node} SET n += $values", params={"values": {"tenant": "", "key": "", **values}})
+    session.execute(f"MATCH {node} DELETE n")
 
 
 async def _call(work: Callable[[], T]) -> T:
