@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from moothall.config import Limits, Llm, Runner
 from moothall.config.models import DEFAULT
@@ -25,13 +26,14 @@ from moothall.council.prompting.text import tokens
 from moothall.council.recording import REMOTE, Named, RecordedModel, Recording
 from moothall.council.turnstile import Turnstile
 from moothall.domain.budget import Ledger
-from moothall.domain.chat import ReplyMode
+from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode, ReplySchema
+from moothall.domain.ids import seed_of
 from moothall.domain.proposal import Review, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.domain.task import Deliberation
 from moothall.domain.tool import Grant
-from moothall.errors import ConfigurationError, ModelUnavailable
+from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable, MoothallError
 from moothall.guard.accounts import Purse
 from moothall.guard.gate import Gate
 from moothall.guard.grants import intersection
@@ -164,6 +166,24 @@ class Council:
         last = len(self.d.seats) - 1
         share = self.d.seats.index(seat) / last if last else 0.0
         return round(min(self.seats[seat].llm.temperature * (0.25 + share), 2.0), 3)
+
+    async def ask(self, step: str, messages: Sequence[Message], schema: ReplySchema, most: int, **how: Any) -> ChatReply | None:
+        """Ask beside the conversations of the seats; None where there is no answer. `step` is the end of the call id, and its seed where `how` names no
+        other. Raises `BusUnavailable`.
+        """
+        request = ChatRequest(
+            call_id=f"{self.d.task_id}/{step}",
+            messages=tuple(messages),
+            max_tokens=most,
+            schema=schema if self.mode == "json" else None,
+            **{"deadline": self.until, "seed": seed_of(self.d.seed, step), **how},
+        )
+        try:
+            return await self.model.ask(request)
+        except BusUnavailable:
+            raise
+        except MoothallError:
+            return None
 
     @property
     def judged(self) -> tuple[Judged, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -23,11 +24,9 @@ from moothall.council.prompting.reply import MalformedReplyError, approaches_sch
 from moothall.council.remote import ask_remote
 from moothall.council.subagents import SubAgents
 from moothall.council.turns import TOO_EARLY, UNUSABLE
-from moothall.domain.chat import ChatRequest
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
-from moothall.domain.ids import seed_of
 from moothall.domain.proposal import Assessment, Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolUsage
@@ -71,37 +70,33 @@ async def find_approaches(council: Council, count: int) -> None:
         return
     council.approaches = tuple(BUILT_IN_APPROACHES[number % len(BUILT_IN_APPROACHES)] for number in range(count))
     council.approach_source = "built-in"
-    request = ChatRequest(
-        call_id=f"{council.d.task_id}/-/plan/0.1",
-        messages=prompts.approaches_prompt(council.system, council.shared, count),
-        max_tokens=_APPROACH_TOKENS * count + 20,
+    reply = await council.ask(
+        "-/plan/0.1",
+        prompts.approaches_prompt(council.system, council.shared, count),
+        approaches_schema(count),
+        _APPROACH_TOKENS * count + 20,
         deadline=council.work_until,
-        schema=approaches_schema(count) if council.mode == "json" else None,
         temperature=llm.temperature,
-        seed=seed_of(council.d.seed, "-/plan/0.1"),
     )
-    try:
-        council.approaches = read_approaches(await council.model.ask(request), count)
-    except BusUnavailable:
-        raise
-    except (MalformedReplyError, MoothallError):
-        return
-    council.approach_source = "model"
+    with suppress(MalformedReplyError):
+        if reply is not None:
+            council.approaches, council.approach_source = read_approaches(reply, count), "model"
 
 
 async def propose(council: Council, sitting: Sitting) -> None:
     """Take the seat, work, propose, be judged. Whatever fails is how the seat ended, not an exception."""
+    endpoint, approach, warmth = council.d.elsewhere.get(sitting.seat), "", 0.0
+    if endpoint and not council.d.merge:
+        approach = f"asked at {endpoint}"
+    elif not council.d.merge:
+        approach, warmth = council.approach(sitting), council.warmth(sitting.seat)
+        sitting.agent = _new_agent(council, sitting, approach, warmth)
+    await _sit_down(council, sitting, approach, warmth)
+    await _sit(council, sitting, _propose(council, sitting), council.work_until)
+
+
+def _new_agent(council: Council, sitting: Sitting, approach: str, warmth: float) -> Agent:
     d = council.d
-    if d.merge:
-        await _sit_down(council, sitting, "", 0.0)
-        await _sit(council, sitting, _merge(council, sitting), council.work_until)
-        return
-    if endpoint := d.elsewhere.get(sitting.seat):
-        await _sit_down(council, sitting, f"asked at {endpoint}", 0.0)
-        await _sit(council, sitting, _propose_remote(council, sitting, endpoint), council.work_until)
-        return
-    approach = council.approach(sitting)
-    warmth = council.warmth(sitting.seat)
     voice = Voice(council.mode, warmth, d.seed, way=sitting.number)
     talk = Conversation(
         d.task_id,
@@ -122,7 +117,7 @@ async def propose(council: Council, sitting: Sitting) -> None:
         python=council.python,
         function=council.function,
     )
-    sitting.agent = Agent(
+    return Agent(
         talk,
         council.parts.limits.model_copy(update={"attempts": council.attempts}),
         _coding_of(council, sitting.seat, voice),
@@ -132,8 +127,6 @@ async def propose(council: Council, sitting: Sitting) -> None:
         example=council.example,
         resumes=d.fork.step if d.fork else "",
     )
-    await _sit_down(council, sitting, approach, warmth)
-    await _sit(council, sitting, _propose(council, sitting), council.work_until)
 
 
 async def _sit_down(council: Council, sitting: Sitting, approach: str, warmth: float) -> None:
@@ -160,25 +153,20 @@ async def revise(council: Council, sitting: Sitting, round_: int, reviews: Seque
 async def _sit(council: Council, sitting: Sitting, work: Awaitable[None], until: datetime) -> None:
     about = {"moothall.seat": sitting.seat, "gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": sitting.seat}
     with telemetry.bound(seat=sitting.seat), telemetry.span("seat", about) as span:
-        await _until(council, sitting, work, until)
+        try:
+            async with asyncio.timeout(max(seconds_until(until), 0)) as limit:
+                await work
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            await _fail(council, sitting, DeadlineExceeded("the seat was not done in time"))
+        except BusUnavailable:
+            raise  # nobody could be told: the whole deliberation is taken up again later
+        except MoothallError as error:
+            await _fail(council, sitting, error)
         span.set({"moothall.status": sitting.status})
         if sitting.code:
             span.fail(sitting.code, sitting.message)
-
-
-async def _until(council: Council, sitting: Sitting, work: Awaitable[None], until: datetime) -> None:
-    seconds = seconds_until(until)
-    try:
-        async with asyncio.timeout(max(seconds, 0)) as limit:
-            await work
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        await _fail(council, sitting, DeadlineExceeded("the seat was not done in time"))
-    except BusUnavailable:
-        raise  # nobody could be told: the whole deliberation is taken up again later
-    except MoothallError as error:
-        await _fail(council, sitting, error)
 
 
 async def _fail(council: Council, sitting: Sitting, error: MoothallError) -> None:
@@ -192,21 +180,23 @@ async def _fail(council: Council, sitting: Sitting, error: MoothallError) -> Non
 
 
 async def _propose(council: Council, sitting: Sitting) -> None:
-    await _submit(council, sitting, await _draft(council, sitting, 0), 0)
+    if council.d.merge:
+        draft = await _merge(council)
+    elif endpoint := council.d.elsewhere.get(sitting.seat):
+        draft = await ask_remote(council, sitting, endpoint)
+    else:
+        draft = await _draft(council, sitting, 0)
+    await _submit(council, sitting, draft, 0)
 
 
-async def _merge(council: Council, sitting: Sitting) -> None:
-    """Propose what the commits come to together."""
+async def _merge(council: Council) -> Draft:
+    """Return what the commits come to together."""
     if council.prepared is None or council.parts.merge is None:
         raise AssertionError("commits are merged where there is a repository")
     patch = await council.parts.merge(council.prepared.base, council.d.merge)
     if not patch.diff:
         raise NoChanges("the base has all of it already")
-    await _submit(council, sitting, Draft(council.d.description, patch), 0)
-
-
-async def _propose_remote(council: Council, sitting: Sitting, endpoint: str) -> None:
-    await _submit(council, sitting, await ask_remote(council, sitting, endpoint), 0)
+    return Draft(council.d.description, patch)
 
 
 async def _revise(council: Council, sitting: Sitting, round_: int, reviews: Sequence[Review]) -> None:
