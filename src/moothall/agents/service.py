@@ -13,8 +13,8 @@ from typing import Any
 from moothall.agents.direct import Direct, Ran
 from moothall.agents.enforcer import Enforcer
 from moothall.agents.orders import Mode, Order, SessionContext, Wanted
-from moothall.agents.sessions import Sessions, written_by
-from moothall.aio import merged
+from moothall.agents.sessions import Sessions, written_paths
+from moothall.aio import merge
 from moothall.config import Agents
 from moothall.domain.budget import Budget, Usage
 from moothall.domain.chat import Writing
@@ -121,9 +121,9 @@ class AgentTasks:
         """Queries that may be under way."""
         return self._settings.tasks
 
-    def offered(self, who: Principal) -> tuple[ToolSpec, ...]:
+    def list_tools(self, who: Principal) -> tuple[ToolSpec, ...]:
         """Return the tools that the caller's tenant has."""
-        return self._visits.offered(who)
+        return self._visits.list_tools(who)
 
     async def execute(self, order: Order, who: Principal) -> Report:
         """Run a query to its end. Raises what the enforcer, the desk and the visits raise."""
@@ -157,7 +157,7 @@ class AgentTasks:
                         yield step
 
     async def _tools(self, order: Order, who: Principal, wanted: tuple[Wanted, ...]) -> AsyncGenerator[Update | Report]:
-        known = {spec.name: spec for spec in self.offered(who)}
+        known = {spec.name: spec for spec in self.list_tools(who)}
         for item in wanted:
             if item.tool not in known:
                 raise InvalidRequest(f"there is no tool {item.tool[:80]!r}; DiscoverTools lists those that there are")
@@ -187,8 +187,8 @@ class AgentTasks:
             submitted = True
             facts: AsyncGenerator[Recorded | Writing, None] = self._desk.watch(task_id, 0, who)
             # Where several seats write, none of them writes the answer.
-            texts = [self._desk.growing(task_id, who)] if request.num_agents == 1 else []
-            async with aclosing(merged(facts, *texts, most=self._settings.stream_buffer)) as told:
+            texts = [self._desk.watch_text(task_id, who)] if request.num_agents == 1 else []
+            async with aclosing(merge(facts, *texts, most=self._settings.stream_buffer)) as told:
                 async for one in told:
                     step = answer.more(one.answer, progress) if isinstance(one, Writing) else _step(one)
                     if step is not None:
@@ -210,7 +210,7 @@ class AgentTasks:
         if allowed is None or order.repository() is None:  # without a repository there are none
             return ()
         grant = self._visits.gate.grant_for(order.role)
-        granted = [spec.name for spec in self.offered(who) if is_granted(grant, spec.name)]
+        granted = [spec.name for spec in self.list_tools(who) if is_granted(grant, spec.name)]
         if tools := tuple(name for name in granted if name in allowed):
             return tools
         raise InvalidRequest(
@@ -225,7 +225,7 @@ class AgentTasks:
     async def _keep(self, order: Order, who: Principal, report: Report) -> None:
         calls = [one.wanted for one in report.ran if one.ok]
         used = SessionContext(
-            files_created=written_by({spec.name: spec for spec in self.offered(who)}, calls),
+            files_created=written_paths({spec.name: spec for spec in self.list_tools(who)}, calls),
             tools_used=tuple(dict.fromkeys(one.wanted.tool for one in report.ran)),
             total_tokens_used=report.usage.tokens,
             total_cost_usd=report.usage.cost_usd,
@@ -248,7 +248,7 @@ def _request(order: Order) -> DeliberationRequest:
     else:
         protocol, seats = ("single" if order.mode is Mode.SIMPLE and repository is None else "ask"), 1
     return DeliberationRequest(
-        description=order.told(),
+        description=order.instructions(),
         role=order.role,
         task_id=named if is_id(named) else f"task-{digest(named)[:24]}",
         constraints=Constraints(max_iterations=order.max_iterations, timeout_seconds=order.timeout_seconds),

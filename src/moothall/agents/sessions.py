@@ -65,7 +65,7 @@ class Sessions:
         key = self._key(who, order.session.session_id)
         lines = tuple(line[: self._settings.answer_chars] for line in said if line)
         for _ in range(_TRIES):
-            document, revision = await self._bucket.revised(key)
+            document, revision = await self._bucket.get_with_revision(key)
             kept = load(SessionContext, document) if document else replace(order.session, total_tokens_used=0, total_cost_usd=0.0)
             after = replace(
                 kept,
@@ -86,7 +86,7 @@ class Sessions:
         """Yield a workspace on the order's repository, or on an empty one: the session's, or one that ends with the block."""
         repository = order.repository()
         if not order.session.session_id:
-            opened = await self._opened(order, who, repository)
+            opened = await self._open_workspace(order, who, repository)
             try:
                 yield opened
             finally:
@@ -98,10 +98,10 @@ class Sessions:
             known = self._open.get(key)
             if known is None or not self._visits.is_open(known.workspace):
                 self._forget()
-                self._open[key] = known = await self._opened(order, who, repository)
+                self._open[key] = known = await self._open_workspace(order, who, repository)
         yield known
 
-    async def _opened(self, order: Order, who: Principal, repository: RepositoryRef | None) -> Opened:
+    async def _open_workspace(self, order: Order, who: Principal, repository: RepositoryRef | None) -> Opened:
         named = repository or await self._blank(who.tenant)
         return await self._visits.open(who, named, order.role, self._settings.session_seconds)
 
@@ -117,7 +117,7 @@ class Sessions:
         return f"{who.tenant}.{digest(who.name, session_id)[:40]}"
 
 
-def written_by(specs: Mapping[str, ToolSpec], calls: Sequence[Wanted]) -> tuple[str, ...]:
+def written_paths(specs: Mapping[str, ToolSpec], calls: Sequence[Wanted]) -> tuple[str, ...]:
     """Return the paths that calls have written, by what the catalogue says of their arguments."""
     found = []
     for call in calls:

@@ -201,7 +201,7 @@ class ForgeClient:
                 raw = await whole_body(answer.content.readexactly, _BYTES)
                 if raw is None:
                     raise CallFailed(f"the forge answers {where} with more than {_BYTES} bytes")
-                status, waiting = answer.status, _waiting(answer.headers)
+                status, waiting = answer.status, _retry_after(answer.headers)
                 total = answer.headers.get("X-Total-Count", "")
                 more = _More("next" in answer.links, int(total) if total.isdecimal() else 0)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -223,7 +223,7 @@ def _document(raw: bytes) -> Any:
         return None
 
 
-def _waiting(headers: Mapping[str, str]) -> str:
+def _retry_after(headers: Mapping[str, str]) -> str:
     """Return for how many seconds the forge wants not to be asked, '' where it says nothing of that."""
     reset = headers.get("X-RateLimit-Reset", "")
     if headers.get("X-RateLimit-Remaining") == "0" and reset.isdecimal():

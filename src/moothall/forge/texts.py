@@ -24,10 +24,10 @@ def text(words: str, limit: int = _CHARS) -> str:
     """Return hostile words as one line of Markdown that shows just them."""
     shown = " ".join(words.split())
     shown = shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
-    return "".join(map(_shown, shown))
+    return "".join(map(_escape_char, shown))
 
 
-def _shown(one: str) -> str:
+def _escape_char(one: str) -> str:
     if not one.isprintable():
         return "\N{REPLACEMENT CHARACTER}"
     return f"&#{ord(one)};{_JOINER}" if one in _MARKUP else one

@@ -51,7 +51,7 @@ class PolicyQuestion:
         return {**told, "tags": list(self.tags), "requirements": needs, "arguments": json.loads(self.arguments)}
 
 
-def asked_of(seat: SeatContext, checked: Checked) -> PolicyQuestion:
+def policy_question(seat: SeatContext, checked: Checked) -> PolicyQuestion:
     """Return what the policy is asked about a call. Requirements are the catalogue's."""
     spec = checked.spec
     return PolicyQuestion(
@@ -108,7 +108,7 @@ class Policy:
         """
         if self._mode == "off":
             return
-        asked = asked_of(seat, checked)
+        asked = policy_question(seat, checked)
         try:
             decision = await self._decide(asked)
         except PolicyUnavailable as error:

@@ -101,7 +101,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
     async def GetCapabilities(self, request: pb.GetCapabilitiesRequest, context: Any) -> pb.GetCapabilitiesResponse:
         """Say what can be asked."""
         return pb.GetCapabilitiesResponse(
-            supported_tools=[spec.name for spec in self._tasks.offered(caller())],
+            supported_tools=[spec.name for spec in self._tasks.list_tools(caller())],
             supported_modes=sorted(set(_MODES) - {common.EXECUTION_MODE_UNSPECIFIED}),
             max_memory_mb=self._tasks.memory_mb,
             max_concurrent_tasks=self._tasks.most,
@@ -125,11 +125,11 @@ class AgentService(pb_grpc.AgentServiceServicer):
         if request.max_results < 0:
             raise InvalidRequest(f"max_results is {request.max_results}; give how many at most, or 0 for all")
         wanted = convert.from_message(Filters, request, most=request.max_results)
-        return pb.DiscoverToolsResponse(tools=[_capability(spec) for spec in discover(self._tasks.offered(caller()), wanted)])
+        return pb.DiscoverToolsResponse(tools=[_capability(spec) for spec in discover(self._tasks.list_tools(caller()), wanted)])
 
     async def GetToolCapability(self, request: pb.GetToolCapabilityRequest, context: Any) -> pb.GetToolCapabilityResponse:
         """Describe a tool."""
-        for spec in self._tasks.offered(caller()):
+        for spec in self._tasks.list_tools(caller()):
             if spec.id == request.tool_id:
                 return pb.GetToolCapabilityResponse(tool=_capability(spec))
         raise NotFound(f"there is no tool {request.tool_id[:80]!r}; DiscoverTools lists those that there are")

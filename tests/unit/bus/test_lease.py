@@ -38,7 +38,7 @@ class Far:
         self.lost = ""
 
     async def revised(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
-        found = await self._bucket.revised(key)
+        found = await self._bucket.get_with_revision(key)
         self._world.now += self.delay
         if self.lost == "read":
             raise BusUnavailable("nobody answers")

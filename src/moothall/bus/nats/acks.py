@@ -58,12 +58,12 @@ class Acks:
         answers: list[Msg] = []
         with self._until_lost() as over:
 
-            def heard(message: Msg) -> None:
+            def hear(message: Msg) -> None:
                 answers.append(message)
                 if last(message) and not over.done():
                     over.set_result(None)
 
-            inbox, token = self.address(heard)
+            inbox, token = self.address(hear)
             try:
                 client.put(subject, data, reply=inbox)
                 await over
@@ -97,7 +97,7 @@ class Acks:
         finally:
             self._lost.discard(over)
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         """Fail what waits; whoever asked knows how to try again."""
         for over in self._lost:
             if not over.done():
