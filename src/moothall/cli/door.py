@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moothall.aio import said
-from moothall.cli.ask import Asking
+from moothall.cli.asking import Asking
 from moothall.cli.council import hold_council
 from moothall.cli.narrator import Narrator
 from moothall.domain.event import EventType, Recorded

@@ -21,7 +21,7 @@ TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor s
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from moothall.inside.commands import Ended
+    from moothall.inside.ended import Ended
 
     Once = Callable[[tuple[str, ...], float], Ended]
 

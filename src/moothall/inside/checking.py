@@ -11,8 +11,8 @@ import os
 import time
 
 from moothall.inside import built, cases, checks
-from moothall.inside.commands import Ended, encode_result
 from moothall.inside.confinement import ROOT
+from moothall.inside.ended import Ended
 from moothall.inside.findings import findings, is_linter
 from moothall.inside.streams import Stream
 
@@ -120,7 +120,7 @@ class Checking:
             found = cases.Cases()
             for path in self._find_reports():
                 cases.read_junit(found, path)
-        answer = encode_result(ended)
+        answer = ended.document()
         linted = findings(answer["output"]) if is_linter(self._argv) and ended.exit_code else []
         if ended.status == _STUCK:
             answer["status"], answer["exit_code"] = "success", 1

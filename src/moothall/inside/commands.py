@@ -15,12 +15,13 @@ import signal
 import time
 
 from moothall.inside.confinement import spare_the_others
+from moothall.inside.ended import Ended
 from moothall.inside.processes import Seen, kill_all, read_pss, sample
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, NoReturn
+    from typing import NoReturn
 
     from moothall.inside.checking import Checking
     from moothall.inside.talk import Talk
@@ -60,22 +61,6 @@ class Walls:
         self.wall_seconds, self.cpu_seconds = wall_seconds, cpu_seconds
         self.output_bytes, self.memory_bytes = output_bytes, memory_bytes
         self.processes, self.file_bytes, self.in_cgroup = processes, file_bytes, in_cgroup
-
-
-class Ended:
-    """How a command ended: `status` is a tool status; `output` its head and tail; `total` all it printed."""
-
-    __slots__ = ("cpu_ms", "exit_code", "max_rss_bytes", "output", "seconds", "status", "total")
-
-    def __init__(
-        self, *, status: str, exit_code: int, output: bytes, total: int, seconds: float, cpu_ms: int, max_rss_bytes: int
-    ) -> None:
-        self.status, self.exit_code, self.output, self.total = status, exit_code, output, total
-        self.seconds, self.cpu_ms, self.max_rss_bytes = seconds, cpu_ms, max_rss_bytes
-
-    def usage(self) -> dict[str, int]:
-        """Return what the kernel measured, children included."""
-        return {"cpu_ms": self.cpu_ms, "max_rss_bytes": self.max_rss_bytes}
 
 
 class _Kept:
@@ -311,15 +296,3 @@ def _why(code: int, output: bytes, seen: Seen, walls: Walls, cpu: float) -> str:
             if re.search(words, tail) and (status != "processes" or seen.processes * 2 >= walls.processes):
                 return status
     return "success"
-
-
-def encode_result(ended: Ended) -> dict[str, Any]:
-    """Return how a command ended as a message."""
-    return {
-        "status": ended.status,
-        "exit_code": ended.exit_code,
-        "output": ended.output.decode("utf-8", "replace"),
-        "output_bytes": ended.total,
-        "duration_ms": round(ended.seconds * 1000),
-        "usage": ended.usage(),
-    }
