@@ -53,7 +53,7 @@ class Post(Said):
         return self.state.upper() in _CHANGES and not self.dismissed
 
 
-class Remark(Said):
+class ReviewComment(Said):
     """What a review says of a line."""
 
     path: str
@@ -169,9 +169,9 @@ class ForgeClient:
         """Return the reviews of a pull request, the oldest first."""
         return sorted(await self._all(Post, f"/repos/{repository}/pulls/{number}/reviews"), key=lambda post: post.id)
 
-    async def remarks(self, repository: str, number: int, review: int) -> list[Remark]:
+    async def remarks(self, repository: str, number: int, review: int) -> list[ReviewComment]:
         """Return what a review says of lines."""
-        return await self._all(Remark, f"/repos/{repository}/pulls/{number}/reviews/{review}/comments")
+        return await self._all(ReviewComment, f"/repos/{repository}/pulls/{number}/reviews/{review}/comments")
 
     async def _one(self, kind: type[M], path: str) -> M:
         one: M = _read(kind, (await self._ask("GET", path))[0])

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from moothall.domain.outcome import Outcome, Result
-from moothall.forge.client import Issue, Post, Remark
+from moothall.forge.client import Issue, Post, ReviewComment
 
 _MARKUP = frozenset("\\`*_{}[]()<>#+-.!|~&@:/")
 _JOINER = "\N{WORD JOINER}"
@@ -138,7 +138,7 @@ def issue_task(repository: str, issue: Issue, comment: Post | None, limit: int) 
     return _asks(f"Solve issue {issue.number} of {repository}", [*parts, (f"Text by {issue.author}", issue.body)], limit)
 
 
-def review_task(repository: str, issue: Issue, post: Post, remarks: Sequence[Remark], limit: int) -> str:
+def review_task(repository: str, issue: Issue, post: Post, remarks: Sequence[ReviewComment], limit: int) -> str:
     """Return what a council is asked when somebody wants a pull request changed."""
     parts = [(f"{post.author} says", post.body)]
     parts += [(f"On {remark.path}", f"{remark.hunk}\n{remark.body}") for remark in remarks]

@@ -10,7 +10,7 @@ import psutil
 
 import moothall
 from moothall.agents.direct import Ran
-from moothall.agents.orders import Mode, Order, SessionContext, Wanted
+from moothall.agents.queries import Mode, Query, SessionContext, Wanted
 from moothall.agents.service import AgentTasks, Report, Update
 from moothall.config import Models
 from moothall.domain.ids import new_task_id
@@ -69,7 +69,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
 
     async def ExecuteTask(self, request: pb.ExecuteTaskRequest, context: Any) -> pb.ExecuteTaskResponse:
         """Answer a query, or run tools; it stops when the call does."""
-        report = await self._tasks.execute(_order(request), caller())
+        report = await self._tasks.execute(_query(request), caller())
         return pb.ExecuteTaskResponse(
             task_id=report.task_id,
             status=_STATUSES[report.status],
@@ -84,15 +84,15 @@ class AgentService(pb_grpc.AgentServiceServicer):
 
     async def StreamExecuteTask(self, request: pb.ExecuteTaskRequest, context: Any) -> AsyncIterator[pb.TaskUpdate]:
         """Tell it as it happens; it stops when the call does."""
-        order = _order(request)
+        query = _query(request)
         state = pb.AGENT_STATE_PLANNING
-        async with aclosing(self._tasks.steps(order, caller())) as steps:
+        async with aclosing(self._tasks.steps(query, caller())) as steps:
             async for step in steps:
                 if isinstance(step, Update):
-                    yield _update(order, step, state)
+                    yield _update(query, step, state)
                     state = pb.AGENT_STATE_EXECUTING
                     continue
-                about: dict[str, Any] = {"task_id": order.task_id, "state": pb.AGENT_STATE_EXECUTING, "progress": _ALMOST}
+                about: dict[str, Any] = {"task_id": query.task_id, "state": pb.AGENT_STATE_EXECUTING, "progress": _ALMOST}
                 if step.ran:  # of tools; an agent's is given while it is written
                     yield pb.TaskUpdate(**about, delta=step.result)
                 yield pb.TaskUpdate(**about, tool_result=self._usage(step))
@@ -169,7 +169,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
         )
 
 
-def _order(request: pb.ExecuteTaskRequest) -> Order:
+def _query(request: pb.ExecuteTaskRequest) -> Query:
     """Return what is asked. Raises `InvalidRequest`."""
     if request.mode not in _MODES:
         raise InvalidRequest(f"mode is {request.mode}; there are 1 (simple), 2 (standard) and 3 (complex)")
@@ -180,7 +180,7 @@ def _order(request: pb.ExecuteTaskRequest) -> Order:
         raise InvalidRequest(f"{', '.join(wrong)}; give a number from 0, which means the default")
     if not 0 <= budget < MOST_TOKENS:
         raise InvalidRequest(f"token_budget is {budget:g}; give the tokens that may be used, or 0 for the default")
-    return Order(
+    return Query(
         **numbers,
         task_id=meta.task_id or new_task_id(),
         query=request.query,
@@ -200,9 +200,9 @@ def _order(request: pb.ExecuteTaskRequest) -> Order:
     )
 
 
-def _update(order: Order, step: Update, state: pb.AgentState.ValueType) -> pb.TaskUpdate:
+def _update(query: Query, step: Update, state: pb.AgentState.ValueType) -> pb.TaskUpdate:
     return pb.TaskUpdate(
-        task_id=order.task_id,
+        task_id=query.task_id,
         state=state,
         message=step.message,
         delta=step.delta,

@@ -49,7 +49,7 @@ class SessionContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Query:
     """A caller's request, before anything is checked but its shape. Zero and empty mean the default."""
 
     task_id: str
