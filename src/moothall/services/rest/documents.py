@@ -70,16 +70,16 @@ class ServerSentEvents(Lines):
     media_type = EVENTS
 
 
-async def lines(facts: AsyncGenerator[T, None], told: Callable[[T], str]) -> Lines:
+async def lines(facts: AsyncGenerator[T, None], write: Callable[[T], str]) -> Lines:
     """Return what comes of `facts`, a line each. What is wrong before the first is raised; after it, the last line says so."""
 
     async def generate(first: T | None) -> AsyncGenerator[str, None]:
         async with aclosing(facts):
             try:
                 if first is not None:
-                    yield told(first)
+                    yield write(first)
                     async for fact in facts:
-                        yield told(fact)
+                        yield write(fact)
             except errors.MoothallError as error:
                 yield json.dumps({"code": error.code, "detail": error.message})
 
