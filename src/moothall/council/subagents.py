@@ -98,7 +98,7 @@ class SubAgent:
 
     async def _work(self) -> str:
         settings, caller, context = self.coding.settings, self.place.caller, self.place.context
-        specs = self.place.gate.offered(context.tenant, context.grant)
+        specs = self.place.gate.list_tools(context.tenant, context.grant)
         talk = Conversation(
             f"{context.task_id}/{context.seat}",
             prompts.sub_agent_prompt(specs, self.of.voice.mode, self.prompt[:_PROMPT_CHARS]),
