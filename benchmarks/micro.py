@@ -112,7 +112,7 @@ async def python_round_trip(folder: Path, count: int) -> Times:
         async def through(call: ToolCall) -> ToolResult:
             return await gate.call(seat, call)
 
-        tools = {spec.name: tuple(spec.arguments.model_fields) for spec in gate.offered(seat.tenant, seat.grant)}
+        tools = {spec.name: tuple(spec.arguments.model_fields) for spec in gate.list_tools(seat.tenant, seat.grant)}
         block = CodeBlock("len(ws.read('src/utils.py').splitlines())", tools, seat.deadline, seat.tenant)
         run_code = hands.run_code
         if run_code is None:

@@ -92,7 +92,7 @@ async def run_(
     loaded = _load(settings, paths)
     if loaded.wrong:
         raise InvalidRequest(f"{len(loaded.wrong)} places in the files are wrong; nothing is run")
-    specs = _chosen(tuple(loaded.specs.values()), only)
+    specs = _choose(tuple(loaded.specs.values()), only)
     named = Named(repo, ref, profile=profile)
     return await _run(settings, specs, named, name, at_once or settings.agents.at_once, as_json=as_json)
 
@@ -170,7 +170,7 @@ def _load(settings: Settings, paths: Sequence[Path]) -> Loaded:
     return replace(loaded, wrong=tuple(wrong), kept=tuple(kept))
 
 
-def _chosen(specs: Sequence[Spec], only: Sequence[str]) -> Sequence[Spec]:
+def _choose(specs: Sequence[Spec], only: Sequence[str]) -> Sequence[Spec]:
     """Return these and all that they need. Raises `InvalidRequest`."""
     named = {spec.name: spec for spec in specs}
     check_order(specs)

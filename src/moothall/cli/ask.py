@@ -16,7 +16,7 @@ from moothall.cli.asking import Asking, show_answer
 from moothall.cli.exits import exit_code
 from moothall.cli.options import example, json_option, repository_options, text_option, verbose_option
 from moothall.cli.plain import plain, teller
-from moothall.cli.run import errors_spoken, result_of, say, settings_of
+from moothall.cli.run import result_of, say, settings_of, speak_errors
 from moothall.config import Settings
 from moothall.domain.ids import is_id
 from moothall.domain.outcome import Outcome
@@ -77,7 +77,7 @@ class _Asked:
 @json_option
 @verbose_option
 @click.pass_context
-@errors_spoken
+@speak_errors
 def ask(
     context: click.Context,
     *,
@@ -119,7 +119,7 @@ def ask(
     )
     settings, out = settings_of(context, narrated=True), sys.stdout
     named = Named(repo, ref, text, profile)
-    prompt, goes_on = _meant(prompt, goes_on)
+    prompt, goes_on = _read_prompt(prompt, goes_on)
     if server and model:
         raise InvalidRequest("a server elsewhere chooses the model itself, by the role; leave --model out")
     if server and profile:
@@ -151,7 +151,7 @@ def ask(
     sys.exit(exit_code(outcome, answers=True))
 
 
-def _meant(prompt: str, goes_on: str | None) -> tuple[str, str | None]:
+def _read_prompt(prompt: str, goes_on: str | None) -> tuple[str, str | None]:
     """Return the question and the task whose conversation goes on: what follows --continue is the question where it is no id and none
     comes after it.
     """

@@ -10,7 +10,7 @@ import click
 
 from moothall.cli.options import example
 from moothall.cli.plain import plain
-from moothall.cli.run import errors_spoken, print_json, say, with_settings
+from moothall.cli.run import print_json, say, speak_errors, with_settings
 from moothall.config import Settings
 from moothall.domain.codec import dump
 from moothall.domain.event import Recorded
@@ -108,7 +108,7 @@ async def dead(settings: Settings, *, replay_seq: int | None) -> None:
 
 
 @log.command(epilog=example("moothall log asyncapi > asyncapi.json"))
-@errors_spoken
+@speak_errors
 def asyncapi() -> None:
     """Print the AsyncAPI document of all events, made from the registry."""
     from moothall.bus.nats.asyncapi import asyncapi as document

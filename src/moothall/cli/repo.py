@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from moothall.cli.options import example, json_option, repository_argument
-from moothall.cli.run import errors_spoken, print_json, say, settings_of, with_settings
+from moothall.cli.run import print_json, say, settings_of, speak_errors, with_settings
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 
@@ -106,7 +106,7 @@ async def remove(settings: Settings, *, repository: str) -> None:
 @repo.command("list", epilog=example("moothall repo list"))
 @json_option
 @click.pass_context
-@errors_spoken
+@speak_errors
 def list_(context: click.Context, *, as_json: bool) -> None:
     """List them, of all tenants: id, place, what becomes of a winner, and which checks were said here instead of found out."""
     from moothall.wiring.trusted import trusted_repositories

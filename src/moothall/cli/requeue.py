@@ -30,7 +30,7 @@ async def list_(settings: Settings, *, tenant: str, as_json: bool) -> None:
     from moothall.wiring.rules import open_parking
 
     async with open_parking(settings) as known:
-        waiting = known.waiting(tenant)
+        waiting = known.list_waiting(tenant)
     if as_json:
         print_json([dump(item) for item in waiting])
         return

@@ -56,7 +56,7 @@ async def list_(
 ) -> None:
     """List the tools that fit. Disabled ones are marked; with --role they are left out, as for the agents."""
     from moothall.toolkits.families import unset_tools
-    from moothall.tools.catalogue import offered
+    from moothall.tools.catalogue import list_tools
     from moothall.tools.discovery import Filters, discover, entry
     from moothall.wiring.rules import catalogue_of, open_switches, read_table
 
@@ -66,7 +66,7 @@ async def list_(
     unset = unset_tools(settings, tenant)
     without = {*off, *unset}
     specs = (
-        offered(read_table(settings.guard, known_tools).of(role), without=without, catalogue=known_tools)
+        list_tools(read_table(settings.guard, known_tools).of(role), without=without, catalogue=known_tools)
         if role
         else tuple(known_tools.values())
     )
@@ -164,13 +164,13 @@ async def take(settings: Settings, *, server: str, look: bool) -> None:
     What is marked was not there before, or was described otherwise, or is gone. Processes that run take the list when they start anew.
     """
     from moothall.toolkits.mcp.family import McpFamily
-    from moothall.toolkits.mcp.spec import keep, plain, read_offers, taken
+    from moothall.toolkits.mcp.spec import keep, plain, read_offers, taken_tools
 
     family = McpFamily()
     own = family.own(settings)
     offers = await family.tools(settings).offers(server)
     found = read_offers(server, own, offers)
-    before = {one.spec.name: one.offer.digest for one in taken(settings, own) if one.server == server}
+    before = {one.spec.name: one.offer.digest for one in taken_tools(settings, own) if one.server == server}
     for one in found.tools:
         was = before.pop(one.spec.name, "")
         mark = "new" if not was else "changed" if was != one.offer.digest else ""

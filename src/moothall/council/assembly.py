@@ -261,7 +261,7 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
     parts = replace(parts, model=used[d.model].model, llm=_common(used.values()))
     mode: ReplyMode = "blocks" if d.merge else await _common_mode(used.values())
     grant = grant_of(d, parts.gate, prepared)
-    specs = parts.gate.offered(d.tenant, grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
+    specs = parts.gate.list_tools(d.tenant, grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
     python = parts.run_code is not None and bool(specs) and parts.llm.context_tokens >= parts.python.offer_from_tokens
     system = prompts.system_text(specs, mode, python=python)
     shown = await _show_repository(d, prepared, parts, taken=tokens(system)) if prepared is not None and not d.merge else None

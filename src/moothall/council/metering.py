@@ -36,7 +36,7 @@ def model_call(request: ChatRequest, messages: Sequence[Message], clean: Callabl
         "moothall.seat": seat,
         "moothall.phase": phase,
     }
-    with telemetry.span("chat", about, kind="client") as span, telemetry.metrics.MODEL_CALLS_IN_FLIGHT.held():
+    with telemetry.span("chat", about, kind="client") as span, telemetry.metrics.MODEL_CALLS_IN_FLIGHT.track_inprogress():
 
         def note(reply: ChatReply) -> ChatReply:
             nonlocal model, outcome
@@ -80,7 +80,7 @@ def watch_check(check: str, workspace: str) -> Iterator[Callable[[CheckRun], Che
     """Watch one check on a clean checkout; give its run to what is yielded."""
     label = telemetry.metrics.check_label(check)
     about = {"moothall.check": check, "moothall.workspace": workspace}
-    with telemetry.span("check", about) as span, telemetry.metrics.CHECK_SECONDS.timed(label):
+    with telemetry.span("check", about) as span, telemetry.metrics.CHECK_SECONDS.time(label):
 
         def note(run: CheckRun) -> CheckRun:
             span.set({"moothall.verdict": run.verdict, "moothall.duration_ms": run.duration_ms})

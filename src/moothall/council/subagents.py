@@ -74,7 +74,7 @@ class SubAgents:
 
     def _agent(self, coding: Coding, place: TurnContext, prompt: str) -> SubAgent:
         context, depth = place.context, place.caller.depth
-        specs = place.gate.offered(context.tenant, context.grant)
+        specs = place.gate.list_tools(context.tenant, context.grant)
         talk = Conversation(
             context.task_id,
             context.seat,

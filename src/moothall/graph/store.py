@@ -112,11 +112,11 @@ def statements(writes: Writes) -> list[Statement]:
     made: list[Statement] = []
     for (label, name), rows in told.items():
         group = group_of(label, name)
-        made += [(_create(group, label), {"rows": rows}), (_tell(group, label), {"rows": rows})]
+        made += [(_create(label, *group.properties, group.stamp), {"rows": rows}), (_tell(group, label), {"rows": rows})]
     named: dict[str, Rows] = {}
     for node in writes.nodes - {node for node, _ in writes.groups}:
         named.setdefault(node.label, []).append({"uid": node.uid, "values": {"tenant": node.tenant, "key": node.key}})
-    made += [(f"{_merge(label)} SET n += row.values", {"rows": rows}) for label, rows in named.items()]
+    made += [(_create(label), {"rows": rows}) for label, rows in named.items()]
     related: dict[tuple[str, str, str], Rows] = {}
     for start, kind, end in writes.relations:
         related.setdefault((start.label, kind, end.label), []).append({"a": start.uid, "b": end.uid})
@@ -124,16 +124,13 @@ def statements(writes: Writes) -> list[Statement]:
     return made
 
 
-def _merge(label: str) -> str:
-    return f"UNWIND $rows AS row MERGE (n:{label} {{uid: row.uid}})"
-
-
-def _create(group: Group, label: str) -> str:
-    """Most nodes are new, and to make one whole costs a store a quarter of making it and then setting each property."""
-    names = ("tenant", "key", *group.properties, group.stamp)
-    whole = ", ".join(("uid: row.uid", *(f"{name}: row.values.{name}" for name in names)))
+def _create(label: str, *names: str) -> str:
+    """Most nodes are new, and to make one whole costs a store a quarter of making it and then setting each property. The embedded store
+    knows nodes by `id`: those that it thinks of itself it gives twice, once it was opened anew after others were deleted.
+    """
+    values = ", ".join(f"{name}: row.values.{name}" for name in ("tenant", "key", *names))
     missing = f"UNWIND $rows AS row OPTIONAL MATCH (n:{label} {{uid: row.uid}}) WITH row, n WHERE n IS NULL"
-    return f"{missing} CREATE (:{label} {{{whole}}})"
+    return f"{missing} CREATE (:{label} {{id: row.uid, uid: row.uid, {values}}})"
 
 
 def _tell(group: Group, label: str) -> str:

@@ -16,7 +16,7 @@ import time
 
 from moothall.inside.confinement import spare_the_others
 from moothall.inside.ended import Ended
-from moothall.inside.processes import Seen, kill_all, sample, shared_out
+from moothall.inside.processes import Seen, kill_all, read_pss, sample
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _watch(
         child()
     os.close(writing)
     if side:
-        side.started()
+        side.close_theirs()
     watch = _Watch(
         reading, os.pidfd_open(pid), wakeup, walls=walls, deadline=begun + walls.wall_seconds, side=side, reader=reader
     )
@@ -270,7 +270,7 @@ class _Watch:
         sample(self.seen)
         now = time.monotonic()
         self._next_sample = now + max(_SAMPLE_SECONDS, 10 * (now - begun))
-        return _broken_limit(self.seen, self._walls) or (self._reader.stuck() if self._reader else "")
+        return _broken_limit(self.seen, self._walls) or (self._reader.check_stuck() if self._reader else "")
 
 
 def _broken_limit(seen: Seen, walls: Walls) -> str:
@@ -278,7 +278,7 @@ def _broken_limit(seen: Seen, walls: Walls) -> str:
         return "processes"
     if seen.memory > walls.memory_bytes and not walls.in_cgroup:
         # Pages that forked processes share were counted for each: look closer before judging.
-        seen.memory = shared_out()
+        seen.memory = read_pss()
         if seen.memory > walls.memory_bytes:
             return "memory"
     return "cpu" if seen.cpu_seconds > walls.cpu_seconds else ""

@@ -30,7 +30,7 @@ from moothall.config import Bus as BusSettings
 from moothall.config import Settings
 from moothall.config.parts import Duty, Serve
 from moothall.disk import write_private
-from moothall.domain.causes import requested_id
+from moothall.domain.causes import request_event_id
 from moothall.domain.codec import load
 from moothall.domain.event import EventType
 from moothall.domain.fleet import FLEET, HostState
@@ -166,7 +166,7 @@ async def mark(bus: Bus, report: LogReport) -> None:
             EventType.DELIBERATION_DAMAGED,
             task_id,
             {"task_id": task_id, "missing": list(missing[:_SHOWN]), "count": len(missing)},
-            causationid=requested_id(task_id),
+            causationid=request_event_id(task_id),
             correlationid=first.event.correlationid,
             tenant=first.event.tenant,
             ordinal=f"{missing[0]}-{missing[-1]}-{len(missing)}",

@@ -202,7 +202,7 @@ async def prune(settings: Settings, keep: int, tell: Callable[[str], None]) -> P
         events = await pruning.prune(bus, keep)
         documents = await pruning.prune_documents(bus)
         blobs = await pruning.prune_blobs(bus)
-        commits = await pruning.commits_told(bus)
+        commits = await pruning.told_commits(bus)
     patches = 0
     for clone in sorted((settings.data_dir / "repos").glob("*.git")):
         patches += await TrustedClone(clone, settings.workspace).prune(commits)

@@ -132,7 +132,7 @@ async def open_writer(settings: Settings, bus: Bus, drain: Callable[[str], None]
 async def _drain(seconds: float, projector: Projector, bus: Bus) -> None:
     try:
         async with asyncio.timeout(seconds):
-            await projector.settled((await bus.state(EVENTS.name)).last_seq)
+            await projector.wait_written((await bus.state(EVENTS.name)).last_seq)
     except (TimeoutError, BusUnavailable):
         log.warning("the graph is behind; the next start goes on", at=projector.written)
 

@@ -114,7 +114,7 @@ async def _host(
             named={name: Named(llm, models[name]) for name, llm in settings.models.items()},
             remote_agents=remote_agents,
             gate=Gate(settings.guard, audit, bus.publish, rules),
-            workspaces=Leaving(hands.workspaces, rules.left),
+            workspaces=Leaving(hands.workspaces, rules.close_workspace),
             read=hands.repositories.read,
             merge=hands.repositories.merge,
             log=bus,

@@ -55,9 +55,9 @@ async def open_rules(
         for family in families:
             opened = await stack.enter_async_context(family.open(settings))
             toolkits |= {spec.category: opened.toolkit for spec in family.specs(settings)}
-            leaving += [opened.left] if opened.left else []
+            leaving += [opened.close_workspace] if opened.close_workspace else []
 
-        async def left(workspace_id: str) -> None:
+        async def close_workspace(workspace_id: str) -> None:
             for leave in leaving:
                 await leave(workspace_id)
 
@@ -71,7 +71,7 @@ async def open_rules(
             rates=SharedRates(bus.bucket("rates")),
             toolkits=toolkits,
             catalogue=catalogue,
-            left=left,
+            close_workspace=close_workspace,
         )
 
 

@@ -86,7 +86,7 @@ class Tasks:
 
     async def ids(self) -> Sequence[str]:
         """Return the ids of all of its tasks that the log tells of."""
-        return [name for name in await self._bus.known(Channel.RESULTS) if is_id(name)]
+        return [name for name in await self._bus.list_ids(Channel.RESULTS) if is_id(name)]
 
     async def find(self, named: str, *, whole: bool = False) -> str:
         """Return the id that was named: the whole, an unmistakable beginning unless `whole`, or '' for the latest. Raises `NotFound`."""
@@ -123,7 +123,7 @@ class Tasks:
         await self._bus.remove(task_id)
 
     async def _under_way(self) -> list[State]:
-        answered = set(await self._bus.known(Channel.RESPONSES))
+        answered = set(await self._bus.list_ids(Channel.RESPONSES))
         states = [await self._state(task) for task in await self.ids() if task not in answered]
         return [state for state in states if state is not None]
 

@@ -196,11 +196,11 @@ async def open_lending(settings: Settings, bus: Bus, repositories: TrustedReposi
     if settings.ray.address is None:
         yield repositories
         return
-    from moothall.repositories.far import House, patches_of_hosts
+    from moothall.repositories.far import RepositoryServer, patches_of_hosts
     from moothall.repositories.lending import HOUSE
 
     async with _lender(settings) as lender:
-        house = House(repositories, lender, bus.ask)
+        house = RepositoryServer(repositories, lender, bus.ask)
         patches_of_hosts(repositories, lender, bus.ask)
         async with _answer(bus, lender, house.answer), beside(bus.answer(HOUSE, house.answer, shared=True), "repositories"):
             yield repositories

@@ -20,7 +20,7 @@ from moothall.council.front.roster import Roster
 from moothall.council.front.thread import conversation, find_decision, find_request, go_on_from, thread_text
 from moothall.council.prompting.text import tokens
 from moothall.domain.briefing import BriefingRequest
-from moothall.domain.causes import requested_id
+from moothall.domain.causes import request_event_id
 from moothall.domain.chat import Writing
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Data, Event, EventType, Recorded
@@ -231,7 +231,7 @@ class Desk:
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
                     return
 
-    async def growing(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:
+    async def watch_text(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:
         """Yield what seats are writing until closed."""
         await self._visible(task_id, who)
         async with aclosing(self._bus.signals(Channel.GROWING.of(key_of(task_id, who.tenant)))) as signals:
@@ -271,7 +271,7 @@ class Desk:
             task,
             {"task_id": task, "number": number, "by": who.name},
             ordinal=number,
-            causationid=requested_id(task),
+            causationid=request_event_id(task),
             tenant=who.tenant,
             time=self._clock().isoformat(),
         )
@@ -290,7 +290,7 @@ class Desk:
             EventType.DELIBERATION_CANCELLED,
             key,
             {"task_id": key, "reason": reason[:1000], "by": who.name},
-            causationid=requested_id(key),
+            causationid=request_event_id(key),
             tenant=who.tenant,
             time=self._clock().isoformat(),
         )
@@ -312,7 +312,7 @@ def _words(task: str, message: str, who: Principal, ordinal: str, now: datetime)
         task,
         {"task_id": task, "message": message, "by": who.name},
         ordinal=ordinal,
-        causationid=requested_id(task),
+        causationid=request_event_id(task),
         tenant=who.tenant,
         time=now.isoformat(),
     )

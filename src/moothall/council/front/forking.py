@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from moothall.council.front.request import Defaults
 from moothall.council.front.thread import find_request
 from moothall.domain.budget import Usage
-from moothall.domain.causes import steered_id
+from moothall.domain.causes import steering_event_id
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Data, Event, EventType
 from moothall.domain.identity import Principal
@@ -158,7 +158,7 @@ def _facts_taken_over(d: Deliberation, begins: Beginning, events: Sequence[Event
     ]
     for name, data in sorted(calls.items(), key=lambda call: call[0] == f"{own}{begins.step}"):
         call_id = f"{d.task_id}/{name.partition('/')[2]}"
-        told = {"told": [steered_id(d.task_id, str(one)) for one in data["told"]]} if data.get("told") else {}
+        told = {"told": [steering_event_id(d.task_id, str(one)) for one in data["told"]]} if data.get("told") else {}
         said = {key: value for key, value in data.items() if key != "task_id"}
         facts.append(
             (EventType.MODEL_CALLED, call_id, {**said, **told, "call_id": call_id, "usage": dump(Usage()), "inherited": True})

@@ -22,10 +22,10 @@ from moothall.guard.alerts import Alert, alert_event
 from moothall.inside.checks import INSTEAD, hidden_tests
 from moothall.ranking.authors import containers
 from moothall.ranking.equals import says_what_is_equal
-from moothall.ranking.gates import named
+from moothall.ranking.gates import name_cases
 from moothall.ranking.patched import file_diffs
 from moothall.ranking.rewrite import FORMS, KINDS, CasePlace, Form, Kind, places, rewrite
-from moothall.ranking.rewrite_shown import shown as shown_as
+from moothall.ranking.rewrite_shown import rewrite_shown as shown_as
 from moothall.ranking.rust_tests import with_tests_of
 from moothall.telemetry import get_logger, metrics
 
@@ -150,7 +150,7 @@ class CounterProof:
         diff, cases = proposal.diff, proof.cases
         texts = await self._changed_texts(self.runs.exact(diff), proposal.own_tests)
         brought = {part.path: part for part in file_diffs(self.runs.exact(proof.extra)) if part.path in proof.tests}
-        texts |= {path: part.applied("" if part.new else await self._read(path)) for path, part in brought.items()}
+        texts |= {path: part.apply("" if part.new else await self._read(path)) for path, part in brought.items()}
         files = (*self.runs.prepared.files, *(path for path in brought if path not in self.runs.prepared.files))
         kinds = {kind: await self._rewritten(cases, kind, seed, texts, files) for kind in KINDS}
         kinds = {kind: made for kind, made in kinds.items() if made.files}
@@ -187,18 +187,26 @@ class CounterProof:
             if kind == "neutral":
                 red, lost = await self._sort_red(run, made, found[kind])
                 if red and await self._reads(run, made, red):
-                    return Verdict.ERRORED, f"what is run reads the files of its tests, and does as these say: {named(red)}", ()
+                    return (
+                        Verdict.ERRORED,
+                        f"what is run reads the files of its tests, and does as these say: {name_cases(red)}",
+                        (),
+                    )
                 wrong = [case for case in red if any(place.path.endswith(".py") for place in places(case, tuple(made.files)))]
                 if (red or lost) and not wrong:  # elsewhere words are put in by pattern, and may not fit what is around them
-                    return Verdict.ERRORED, f"in other words that mean the same, it could not be run: {named([*red, *lost])}", ()
+                    return (
+                        Verdict.ERRORED,
+                        f"in other words that mean the same, it could not be run: {name_cases([*red, *lost])}",
+                        (),
+                    )
             else:
                 wrong = [case for case, result in _results(made, found[kind]) if result == "passed"]
             if wrong and kind == "expect":
                 wrong, lenient = await self._sort_forged(run, made, wrong, rewriting, own=own)
                 if lenient and not wrong:
-                    return Verdict.ERRORED, f"what a test expects may be equal to more than that: {named(lenient)}", ()
+                    return Verdict.ERRORED, f"what a test expects may be equal to more than that: {name_cases(lenient)}", ()
             if wrong:
-                return Verdict.FAILED, f"the verdict does not follow the tests: {named(wrong)} {_SAID[kind]}", wrong
+                return Verdict.FAILED, f"the verdict does not follow the tests: {name_cases(wrong)} {_SAID[kind]}", wrong
         return None
 
     def _count_followed(self, kinds: Mapping[Kind, Rewritten], of: int) -> tuple[Verdict, str, Sequence[str]]:
@@ -267,7 +275,7 @@ class CounterProof:
                 and part.path in self.runs.prepared.files
             ):
                 text = await self._read(part.path)
-                found[part.path] = with_tests_of(part.applied(text), text)
+                found[part.path] = with_tests_of(part.apply(text), text)
         return found
 
     async def _read(self, path: str) -> str:

@@ -161,7 +161,7 @@ class DistinguishingInputs:
         found = []
         for path in sorted({path for parts in patches for path in parts})[:_FILES]:
             base = await self._text(path)
-            texts = [parts[path].applied(base) if path in parts else base for parts in patches]
+            texts = [parts[path].apply(base) if path in parts else base for parts in patches]
             found.append((path, base, texts, changed_names(path, base, texts)[:_FUNCTIONS]))
         return found
 

@@ -25,15 +25,15 @@ from moothall.domain.secrets import scrub
 from moothall.errors import NotFound
 from moothall.inside.checks import runs_python_tests
 from moothall.ranking import assess, changed_files, passes_gates, rivals
-from moothall.ranking.assess import differing, told_once
-from moothall.ranking.data import data_files, named_by_tests
+from moothall.ranking.assess import differing_cases, unmatched_cases
+from moothall.ranking.data import data_files, find_mentions
 from moothall.ranking.documented import altered_examples
 from moothall.ranking.gates import counts
 from moothall.ranking.helpers import altered_helpers
 from moothall.ranking.joined import joined_secrets
 from moothall.ranking.normal import changed_code, changes_nothing, normal_change, same_change
 from moothall.ranking.reach import reaches
-from moothall.ranking.shadows import new_modules, shadowing
+from moothall.ranking.shadows import find_shadows, new_modules
 
 _OUTPUT = 8000
 _TESTS = 500  # files of tests that are read for what they import or name
@@ -137,7 +137,9 @@ class Bench:
 
         async def run_again(checks: Mapping[str, tuple[str, ...]], name: str) -> set[str]:
             ran = await self._runs.run(checks, "check", digest(diff)[:12], name, diff=diff)
-            return {case for check in checks for case in (differing(first[check], ran.runs[check]) if check in ran.runs else ())}
+            return {
+                case for check in checks for case in (differing_cases(first[check], ran.runs[check]) if check in ran.runs else ())
+            }
 
         alone = await run_again(doubtful, "2") if doubtful else set[str]()
         some = {check: cases for check, cases in doubtful.items() if alone.intersection(cases)}
@@ -175,12 +177,12 @@ class Bench:
         if not modules:
             return ()
         cases = {case for run in base.runs.values() for case, result in run.cases.items() if result in {"passed", "failed"}}
-        return shadowing(modules, await self._tests(".py"), cases)
+        return find_shadows(modules, await self._tests(".py"), cases)
 
     async def _data(self, diff: str, own_tests: Sequence[str]) -> Sequence[str]:
         """Return the changed files without code that tests name."""
         paths = data_files(diff, own_tests)
-        return named_by_tests(paths, await self._tests("")) if paths else ()
+        return find_mentions(paths, await self._tests("")) if paths else ()
 
     async def _tests(self, ending: str) -> dict[str, str]:
         """Return the texts of the base's test files."""
@@ -230,7 +232,7 @@ class Bench:
             for check in gone:
                 if check not in self._untold:
                     again = (await self._runs.run({check: ()}, "base", check, judged=False)).runs
-                    self._untold[check] = told_once(self._prepared.runs[check], again[check]) if check in again else set()
+                    self._untold[check] = unmatched_cases(self._prepared.runs[check], again[check]) if check in again else set()
         return sorted(case for check in gone for case in self._untold[check])
 
     def _compare(self, proposal: Proposal, runs: Mapping[str, CheckRun], flaky: Sequence[str], *, applies: bool) -> Assessment:

@@ -23,7 +23,7 @@ from moothall.errors import InvalidRequest
 from moothall.guard.rules import Rules
 from moothall.planning.scopes import scopes
 from moothall.ports import CountTokens
-from moothall.tools.catalogue import offered
+from moothall.tools.catalogue import list_tools
 
 _EVENTS, _MOST_EVENTS = 20, 200
 _CONTEXT, _HISTORY = "what is known", "what happened"
@@ -100,7 +100,7 @@ class Briefings:
 
     def _names_offered(self, role: str, tenant: str) -> list[str]:
         grant = self._rules.grants.of(role)
-        return [spec.name for spec in offered(grant, without=self._rules.without(tenant), catalogue=self._rules.catalogue)]
+        return [spec.name for spec in list_tools(grant, without=self._rules.without(tenant), catalogue=self._rules.catalogue)]
 
 
 def _text(lay: Callable[[Sequence[Line]], Briefing], lines: Sequence[Line]) -> str:
@@ -126,7 +126,7 @@ def _check(asked: BriefingRequest, most: int) -> tuple[str, tuple[str, ...]]:
         if value:
             check_id(value, name)
     role = read_role(asked.role) if asked.role.strip() else ""
-    allowed = scopes().allowed(role, asked.phase)
+    allowed = scopes().allowed_scopes(role, asked.phase)
     if not 0 <= asked.events <= _MOST_EVENTS:
         raise InvalidRequest(f"max_events is {asked.events}; allowed are 0 (the default, {_EVENTS}) to {_MOST_EVENTS}")
     if not 0 <= asked.budget <= most:

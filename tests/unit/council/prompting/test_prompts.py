@@ -23,9 +23,9 @@ from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.task import Constraints, Deliberation
 from moothall.errors import NotFound
 from moothall.guard.grants import grant_for
-from moothall.tools.catalogue import offered
+from moothall.tools.catalogue import list_tools
 
-SPECS = offered(grant_for("dev"), core=True)
+SPECS = list_tools(grant_for("dev"), core=True)
 
 
 def deliberation(**fields: Any) -> Deliberation:
@@ -42,7 +42,7 @@ def deliberation(**fields: Any) -> Deliberation:
 @pytest.mark.parametrize("mode", ["json", "blocks"])
 def test_system_and_tools_are_short_enough_for_a_small_model(mode: Any) -> None:
     for role in ROLES:
-        assert len(prompts.system_text(offered(grant_for(role), core=True), mode)) / 3.5 < 900
+        assert len(prompts.system_text(list_tools(grant_for(role), core=True), mode)) / 3.5 < 900
 
 
 OWN = Span("src/a.py", "A.f", 3, "def f(self):\n    return self.x")
