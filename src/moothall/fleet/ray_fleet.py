@@ -69,7 +69,7 @@ class HostActor:
 _ANSWER_SECONDS, _STOP_SECONDS, _AGAIN_SECONDS, _WATCH_SECONDS = 2.0, 10.0, 0.5, 5.0
 
 
-async def _answering(hosts: Sequence[Any]) -> tuple[int, int]:
+async def _count_answering(hosts: Sequence[Any]) -> tuple[int, int]:
     """Return how many hosts answer that they are pulling work, and how many there should be. One that is being started
     again does not answer for a while.
     """
@@ -103,7 +103,7 @@ async def hosting(settings: RaySettings, main: HostMain, ready_seconds: float = 
             watching = [group.create_task(_until_stopped(run)) for run in runs]
             watching.append(group.create_task(_while_joined()))
             await _all_ready(hosts, ready_seconds)
-            yield functools.partial(_answering, hosts)
+            yield functools.partial(_count_answering, hosts)
             for task in watching:
                 task.cancel()
     finally:

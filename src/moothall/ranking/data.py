@@ -21,7 +21,7 @@ def data_files(diff: str, own_tests: Iterable[str]) -> tuple[str, ...]:
     return tuple(part.path for part in file_diffs(diff) if part.path not in tests and not _CODE.search(part.path))
 
 
-def named_by_tests(paths: Iterable[str], tests: Mapping[str, str]) -> tuple[str, ...]:
+def find_mentions(paths: Iterable[str], tests: Mapping[str, str]) -> tuple[str, ...]:
     """Return those that a test file names, as `path:1: …`. `tests`: the base's, by path."""
     found = []
     for path in paths:

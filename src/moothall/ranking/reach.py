@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from moothall.ranking.folding import UNKNOWN, folded
+from moothall.ranking.folding import UNKNOWN, fold_strings
 from moothall.ranking.patched import FileDiff, file_diffs
 
 _SHOWN, _LINE = 20, 160
@@ -153,7 +153,7 @@ def reaches(diff: str, base: Mapping[str, str], own_tests: Iterable[str]) -> tup
 
 
 def _python(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str]) -> Iterator[int]:
-    text = part.applied(base.get(part.path, ""))
+    text = part.apply(base.get(part.path, ""))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -161,9 +161,9 @@ def _python(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str]) -
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         yield from (number for number, line in added.items() if _WORDS.search(line) or any(word in line for word in _ATTRIBUTES))
         return
-    yield from _Reading(tree).found()
+    yield from _Reading(tree).find_lines()
     plain = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    yield from (number for said, number in folded(text).items() if said not in plain and _names(said.strip(UNKNOWN)))
+    yield from (number for said, number in fold_strings(text).items() if said not in plain and _names(said.strip(UNKNOWN)))
 
 
 class _Reading:
@@ -178,9 +178,9 @@ class _Reading:
             elif isinstance(node, ast.ImportFrom):
                 self._modules |= {item.asname or item.name: item.name for item in node.names if item.name in _INNER}
 
-        self._handed = self._handed_on() if any(map(_puts, ast.walk(tree))) else frozenset[int]()
+        self._handed = self._find_escapes() if any(map(_puts, ast.walk(tree))) else frozenset[int]()
 
-    def _handed_on(self) -> frozenset[int]:
+    def _find_escapes(self) -> frozenset[int]:
         """Where a module itself is given to something else: an attribute that is put there may be put on the module."""
         others = {id(node.value) for node in ast.walk(self._tree) if isinstance(node, ast.Attribute)}
         for node in ast.walk(self._tree):
@@ -195,12 +195,12 @@ class _Reading:
         names = (node for node in ast.walk(self._tree) if isinstance(node, ast.Name) and _is_read(node))
         return frozenset(id(node) for node in names if node.id in self._modules and id(node) not in others)
 
-    def found(self) -> Iterator[int]:
+    def find_lines(self) -> Iterator[int]:
         docs = {id(body[0].value) for body in _bodies(self._tree) if body and isinstance(body[0], ast.Expr)}
         ends = set(self._of_main())
         for node in ast.walk(self._tree):
             if (
-                (self._reaches(node) or _documents(node) or _computed(node) or _judges(node))
+                (self._reaches(node) or _documents(node) or _is_computed(node) or _judges(node))
                 and id(node) not in docs
                 and not (id(node) in ends and self._is_exit(node))
             ):
@@ -279,7 +279,7 @@ def _judges(node: ast.AST) -> bool:
     return False
 
 
-def _computed(node: ast.AST) -> bool:
+def _is_computed(node: ast.AST) -> bool:
     """Whether it computes a text out of another that is written: `bytes(each ^ 1 for each in b"…")`, `"…".translate(…)`."""
     match node:
         case ast.Call(func=ast.Name(id="bytes" | "bytearray"), args=[ast.GeneratorExp() | ast.ListComp() as made]):
@@ -330,7 +330,7 @@ def _others(part: FileDiff, added: Mapping[int, str]) -> Iterator[int]:
     before = {_reach(line, pattern) for line in part.removed}
     code = {number: line for number, line in added.items() if line.startswith("//go:") or not line.lstrip().startswith(_COMMENTS)}
     said = {match[0] for line in (*code.values(), *part.removed) for match in pattern.finditer(line)}
-    if any(match[0] not in said for match in pattern.finditer(_squeezed(code.values()))):
+    if any(match[0] not in said for match in pattern.finditer(_squeeze(code.values()))):
         yield min(code)  # written over several lines, or with remarks in between
     for number, line in code.items():
         if _reach(line, pattern) in before:
@@ -339,7 +339,7 @@ def _others(part: FileDiff, added: Mapping[int, str]) -> Iterator[int]:
             yield number
 
 
-def _squeezed(lines: Iterable[str]) -> str:
+def _squeeze(lines: Iterable[str]) -> str:
     """Code without remarks, and without spaces around what joins words."""
     return _JOINS.sub(r"\1", _REMARKS.sub("", "\n".join(lines)))
 
