@@ -12,7 +12,8 @@ from moothall.ranking.patched import file_diffs
 
 _LINE = 160
 _EQUALS = re.compile(
-    r"__(?:eq|ne|lt|le|gt|ge|contains|bool|sub|rsub)__|\bimpl\b[^{]*\b(?:Partial(?:Eq|Ord)|Sub)\b|\bfn (?:eq|ne|partial_cmp|cmp|sub)\s*\("
+    r"__(?:eq|ne|lt|le|gt|ge|contains|bool|sub|rsub|instancecheck|subclasscheck|subclasshook)__|Symbol\.hasInstance"
+    r"|^\s*class\s+\w+\s*\((?:[^()]*,\s*)?(?:str|bytes|int|float|complex|list|tuple|dict|set|frozenset)\s*\)|\bimpl\b[^{]*\b(?:Partial(?:Eq|Ord)|Sub)\b|\bfn (?:eq|ne|partial_cmp|cmp|sub)\s*\("
     r"|\)\s+(?:Equal|Is|Compare|Cmp)\(|asymmetricMatch|\bcompare=False"
     r"|\bextends\s+(?:String|Number|Array|Boolean|Date|RegExp|Map|Set)\b|\bnew Proxy\b"
     r"|\b(?:includes|startsWith|endsWith|indexOf|match|search|some|every)\s*(?::\s*(?:function\b|\([^()\n]*\)\s*=>|\w+\s*=>)|\([^()\n]*\)\s*\{)"

@@ -159,7 +159,7 @@ class Bench:
             found,
             evidence=(*found.evidence, *([shown] if shown.look else [])),
             look=(
-                *reaches(diff, texts, own_tests),
+                *reaches(diff, texts, own_tests, self._prepared.files),
                 *altered_helpers(diff, texts, own_tests),
                 *await self._shadows(diff),
                 *await self._data(diff, own_tests),
