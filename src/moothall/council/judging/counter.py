@@ -164,22 +164,23 @@ class CounterProof:
         }
         kinds = {kind: replace(made, files={**originals, **made.files}, shown=shown) for kind, made in kinds.items()}
         own = says_what_is_equal(self.runs.exact(diff), proposal.own_tests)
-        if own:
-            sure = await self._rewritten(cases, "expect", seed, texts, files, form="sure")
-            changed = {case for some in sure.cases.values() for case in some}
-            left = [case for case in cases if changed.isdisjoint({case, *(place.case for place in places(case, files))})]
-            if left:
-                return (
-                    Verdict.ERRORED,
-                    f"the patch says itself what is equal ({own}), and no expectation of these could be changed: {named(left)}",
-                    (),
-                )
         run = partial(self._run, diff, proof.extra)
         async with asyncio.TaskGroup() as group:
             tasks = {kind: group.create_task(run(kind, made)) for kind, made in kinds.items()}
         found = {kind: task.result() for kind, task in tasks.items()}
         rewriting = partial(self._rewritten, seed=seed, changed=texts, within=files)
-        return await self._unfollowed(run, kinds, found, rewriting, own=bool(own)) or self._followed(kinds, len(cases))
+        if wrong := await self._unfollowed(run, kinds, found, rewriting, own=bool(own)):
+            return wrong
+        if own and (left := await self._unsure(cases, rewriting, files)):
+            why = f"the patch says itself what is equal ({own}), and no expectation of these could be changed: {named(left)}"
+            return Verdict.ERRORED, why, ()
+        return self._followed(kinds, len(cases))
+
+    async def _unsure(self, cases: Sequence[str], rewriting: _Rewriting, files: Sequence[str]) -> list[str]:
+        """Return the cases of which no expectation can be another one: nothing but what the patch says itself may be what they hold by."""
+        sure = await rewriting(cases, "expect", form="sure")
+        changed = {case for some in sure.cases.values() for case in some}
+        return [case for case in cases if changed.isdisjoint({case, *(place.case for place in places(case, files))})]
 
     async def _unfollowed(
         self,
