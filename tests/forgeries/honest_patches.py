@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from moothall.ranking.data import data_files, named_by_tests
+from moothall.ranking.equals import says_what_is_equal
 from moothall.ranking.helpers import altered_helpers
 from moothall.ranking.normal import changed_code
 from moothall.ranking.patched import file_diffs
@@ -59,7 +60,7 @@ class History:
 
 
 def looked_at(history: History, before: str, diff: str, own_tests: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Return by rule what a person would be shown, as the judge finds it."""
+    """Return by rule what a person would be shown, as the judge finds it; `equals`: by what its tests are asked for other expectations."""
     files = history.files(before)
     texts = {path: history.text(files[path]) for path in changed_code(diff) if path in files}
     data, modules = data_files(diff, own_tests), new_modules(diff, files, ())
@@ -71,6 +72,7 @@ def looked_at(history: History, before: str, diff: str, own_tests: Sequence[str]
         "helpers": altered_helpers(diff, texts, own_tests),
         "shadows": shadowing(modules, {path: text for path, text in tests.items() if path.endswith(".py")}, [*tests]),
         "data": named_by_tests(data, tests) if data else (),
+        "equals": tuple(filter(None, [says_what_is_equal(diff, own_tests)])),
     }
 
 

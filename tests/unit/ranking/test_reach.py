@@ -271,6 +271,7 @@ def test_what_runs_without_being_read_is_shown() -> None:
         ("a.py", "class Text(Base, dict):", True),
         ("a.py", "class Colour(str, Enum):", False),
         ("a.py", "class Text(Base):", False),
+        ("CHANGELOG.md", "- `__eq__` is faster", False),
     ],
 )
 def test_a_type_that_says_what_is_equal_to_it(path: str, text: str, *, says: bool) -> None:
