@@ -139,7 +139,7 @@ class _Writer:
         self._source = text.encode()
         self._word, self._name, self._chosen = word, name, number
         self._number = number + FURTHER if form else number
-        self._plain, self._sure = form == "plain", form == "sure"
+        self._plain, self._sure, self._still = form == "plain", form == "sure", form == "still"
         self._lines: list[int] = [0]
         for line in self._source.splitlines(keepends=True):
             self._lines.append(self._lines[-1] + len(line))
@@ -180,7 +180,7 @@ class _Writer:
         if any(isinstance(node, ast.Name) and node.id in {"locals", "vars"} for node in own):
             return []  # it would see the name that is added
         begin = f'{self._name} = len("{self._word}")'.encode()
-        check = f"assert {self._name} == {self._number}".encode()
+        check = b"pass" if self._still else f"assert {self._name} == {self._number}".encode()
         edits = [self._before(stmts[0], begin)]
         edits += [(self._start(node), self._start(node), check + b"; ") for node in own if isinstance(node, ast.Return)]
         if not isinstance(stmts[-1], ast.Return):

@@ -195,7 +195,7 @@ class CounterProof:
         for kind, made in kinds.items():
             if kind == "neutral":
                 red, lost = await self._red(run, made, found[kind])
-                if red and await self._reads(run, made, red):
+                if red and await self._reads(run, made, red, rewriting):
                     return Verdict.ERRORED, f"what is run reads the files of its tests, and does as these say: {named(red)}", ()
                 wrong = [case for case in red if any(place.path.endswith(".py") for place in places(case, tuple(made.files)))]
                 if (red or lost) and not wrong:  # elsewhere words are put in by pattern, and may not fit what is around them
@@ -258,12 +258,13 @@ class CounterProof:
         wrong = [case for case in steady if plain.get(case, "passed" if own else "") == "passed"]
         return wrong, [case for case in steady if case not in wrong]
 
-    async def _reads(self, run: _Run, made: Rewritten, wrong: Iterable[str]) -> bool:
-        """Whether these are red only where the disk has other tests: the code may read there what is expected, or a test its own text."""
-        if not made.shown:
-            return False
-        unseen = dict(_results(made, await run("unseen", replace(made, shown={}))))
-        return all(unseen[case] == "passed" for case in wrong)
+    async def _reads(self, run: _Run, made: Rewritten, wrong: Sequence[str], rewriting: _Rewriting) -> bool:
+        """Whether these are red too where nothing but their lines, and what the disk shows of them, is another: the code may read there what
+        is expected, or a test its own text.
+        """
+        still = await rewriting(wrong, "neutral", form="still")
+        found = dict(_results(still, await run("still", replace(made, files={**made.files, **still.files}, cases=still.cases))))
+        return all(found.get(case, "passed") != "passed" for case in wrong)
 
     async def _changed(self, diff: str, own_tests: Iterable[str]) -> dict[str, str]:
         """The texts of changed files that hold tests of the base beside code, as they are after the change."""
