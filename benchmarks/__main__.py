@@ -145,7 +145,7 @@ async def _cluster(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _soak(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    text, with_tools = (100, 6) if asked.quick else (1000, 20)
+    text, with_tools = (100, 6) if asked.quick else (1000 * asked.times, 20 * asked.times)
     found = await soak.soak(folder, text=text, with_tools=with_tools, at_once=64, tell=_tell)
     for line in found.problems:
         console.print(f"  {line}", style="red")
@@ -200,6 +200,7 @@ def main() -> int:
     )
     parser.add_argument("--alone", action="store_true", help="without the rivals")
     parser.add_argument("--rounds", type=int, default=3, help="of all contenders; 3 by default")
+    parser.add_argument("--times", type=int, default=1, help="how many times the soak's 1,000 deliberations and 20 with tools")
     parser.add_argument("--dry", action="store_true", help="write the report beside the results, not into docs/")
     asked = parser.parse_args()
     if unknown := set(asked.parts) - {*PARTS, *ALONE}:

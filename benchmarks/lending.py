@@ -17,8 +17,7 @@ from moothall.bus.nats.server import embedded_server
 from moothall.config import Ray
 from moothall.domain.task import RepositoryRef
 from moothall.settings import load_settings
-from moothall.wiring.lending import lending
-from moothall.wiring.trusted import open_hands, trusted_repositories
+from moothall.wiring.trusted import open_hands, open_lending, trusted_repositories
 from support.repos import Repo, make_repo
 
 _FILES = 100
@@ -43,7 +42,7 @@ async def _round(folder: Path, repo: Repo) -> dict[str, float]:
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(embedded_server(settings.bus, folder / "bus"))
         house_bus, host_bus = [await stack.enter_async_context(open_bus(settings.bus, url)) for _ in range(2)]
-        house = await stack.enter_async_context(lending(settings, house_bus, trusted_repositories(settings)))
+        house = await stack.enter_async_context(open_lending(settings, house_bus, trusted_repositories(settings)))
         host = (await stack.enter_async_context(open_hands(there, host_bus))).repositories
         entry = await house.register(str(repo.path))
 

@@ -27,8 +27,9 @@ from moothall.guard.seat import SeatContext
 from moothall.ports import Workspace
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
+from moothall.wiring.repository import register
 from moothall.wiring.rules import open_rules
-from moothall.wiring.trusted import Hands, open_hands, register
+from moothall.wiring.trusted import Hands, open_hands
 from support.gate import Facts, Room
 from support.repos import make_repo
 
@@ -111,7 +112,7 @@ async def python_round_trip(folder: Path, count: int) -> Times:
         async def through(call: ToolCall) -> ToolResult:
             return await gate.call(seat, call)
 
-        tools = {spec.name: tuple(spec.arguments.model_fields) for spec in gate.offered(seat.tenant, seat.grant)}
+        tools = {spec.name: tuple(spec.arguments.model_fields) for spec in gate.list_tools(seat.tenant, seat.grant)}
         block = CodeBlock("len(ws.read('src/utils.py').splitlines())", tools, seat.deadline, seat.tenant)
         run_code = hands.run_code
         if run_code is None:

@@ -208,9 +208,9 @@ def _projected(found: Mapping[str, Any]) -> str:
     return f"""## The graph, told apart
 
 What is in the log goes into the context graph behind the answers, in batches, at a pace that leaves the machine to the councils. It is
-put off in the figures above. With it a deliberation costs {figure(told["with_ms"])} CPU ms instead of {figure(told["without_ms"])}, all processes, until the graph has
-everything: {figure(told["with_ms"] - told["without_ms"])} ms each (on deliberations that come as fast as they can, without delay, 64 at once); it had
-everything {figure(max(told["with_behind"], 0))} s after the last answer. The embedded graph lives in serve's memory, which grows by {figure(told["with_kb"])} KB a
+put off in the figures above. With it a deliberation costs {figure(told["with_ms"])} CPU ms instead of {figure(told["without_ms"])}, all processes, without
+what they use while nothing happens, until the graph has everything: {figure(told["with_ms"] - told["without_ms"])} ms each (on deliberations that come as fast as they can, without
+delay, 64 at once); it had everything {figure(max(told["with_behind"], 0))} s after the last answer. The embedded graph lives in serve's memory, which grows by {figure(told["with_kb"])} KB a
 deliberation with it and by {figure(told["without_kb"])} KB without, until it
 holds `graph.keep` deliberations; Neo4j is where one keeps millions."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.leftovers import Things, look
 from benchmarks.load import many
-from benchmarks.served import GRAPH_LATER, Served, served
+from benchmarks.served import Served, served
 from benchmarks.stub import running_stub
 from benchmarks.tools import repository, tools_act
 from benchmarks.workload import text_act
@@ -18,6 +18,7 @@ from benchmarks.workload import text_act
 _CHUNKS = 10
 _WARM = 0.2  # share of the text deliberations that nothing is said of
 _SETTLE_SECONDS = 60
+_GRAPH = {"MOOTHALL_GRAPH__KEEP": "50"}  # full after the warming up, so that it is flat too
 ALLOWED_KB = {"bus": 40.0}
 """Kilobytes that a deliberation may add to a part's memory for good. The bus remembers the ids of an hour's messages, about 100
 bytes each and fifty a deliberation, and the subjects of its log.
@@ -56,7 +57,7 @@ class Soaked:
 
 async def soak(folder: Path, *, text: int, with_tools: int, at_once: int, tell: Callable[[str], None]) -> Soaked:
     """Run them and compare. The house is looked at idle, before and after, once it has done a few of each kind."""
-    async with running_stub() as stub, served(folder / "data", stub.base_url, GRAPH_LATER) as house:
+    async with running_stub() as stub, served(folder / "data", stub.base_url, _GRAPH) as house:
         tell("soak: warming up")
         await stub.set(delay_ms=20)
         tools = tools_act(house, await repository(house, folder / "sample"))

@@ -21,7 +21,7 @@ from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.repositories.sample import make_sample_repository
 from moothall.settings import load_settings
-from moothall.wiring.trusted import register
+from moothall.wiring.repository import register
 
 CALLS = 9
 TURNS = 3

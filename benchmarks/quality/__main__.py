@@ -29,7 +29,7 @@ from moothall.domain.task import DeliberationRequest
 from moothall.errors import MoothallError
 from moothall.settings import load_settings
 from moothall.wiring.house import House, model_url, open_house
-from moothall.wiring.trusted import register
+from moothall.wiring.repository import register
 
 TEMPERATURES = (0.2, 0.6, 1.0)
 """Of the bare samples: those of a council of three."""

@@ -94,7 +94,7 @@ async def enter_beside(stack: AsyncExitStack, part: AbstractAsyncContextManager[
     return await (await stack.enter_async_context(start_beside(part)))
 
 
-async def merged(lead: AsyncGenerator[T, None], *others: AsyncGenerator[T, None], most: int) -> AsyncGenerator[T, None]:
+async def merge(lead: AsyncGenerator[T, None], *others: AsyncGenerator[T, None], most: int) -> AsyncGenerator[T, None]:
     """Yield what all of them bring, as it comes, until `lead` ends; at most so many items wait to be taken. Raises what any raises."""
     queue: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue(most)
 

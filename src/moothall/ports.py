@@ -72,7 +72,7 @@ class Log(Protocol):
         """Yield what is recorded, then what comes, until closed."""
         ...
 
-    async def known(self, channel: Channel) -> Sequence[str]:
+    async def list_ids(self, channel: Channel) -> Sequence[str]:
         """Return the ids of what a channel tells of."""
         ...
 
@@ -110,7 +110,7 @@ class Bucket(Protocol):
         """Return the document or None."""
         ...
 
-    async def revised(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
+    async def get_with_revision(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
         """Return the document and its revision; None and 0 where there is none."""
         ...
 
@@ -339,7 +339,7 @@ class Deliberations(Protocol):
         """Yield the deliberation's events in the order of the log, and end after its decision."""
         ...
 
-    def growing(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:
+    def watch_text(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:
         """Yield what seats are writing until closed. `NotFound` also across tenants."""
         ...
 

@@ -29,7 +29,7 @@ from moothall.domain.event import EventType, new_event
 from moothall.domain.ids import ROLES
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.testing.model import ScriptedModel
-from moothall.wiring import lock
+from moothall.wiring import directory
 from support.processes import command_line, descendants
 from support.story import deliberation, full
 
@@ -76,7 +76,7 @@ async def test_ten_thousand_messages_that_nobody_meant(model: ScriptedModel, tmp
     command.extra["MOOTHALL_LIMITS__DELIBERATION_SECONDS"] = "20"
     async with served(command) as house:
         before = _processes(house.pid)
-        address = lock.find(command.data_dir)
+        address = directory.find(command.data_dir)
         assert address is not None
         seen = await _fuzz_grpc(house)
         async with open_bus(Bus(), address.bus_url) as bus:

@@ -23,7 +23,8 @@ from moothall.council.prompting.context import is_test
 from moothall.domain.proposal import Proposal
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
-from moothall.wiring.trusted import open_hands, register
+from moothall.wiring.repository import register
+from moothall.wiring.trusted import open_hands
 
 
 async def _apart(project: Project, runs: FreshRuns, green: Sequence[str]) -> None:

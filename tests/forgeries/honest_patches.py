@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from moothall.ranking.data import data_files, named_by_tests
+from moothall.ranking.data import data_files, find_mentions
 from moothall.ranking.equals import says_what_is_equal
 from moothall.ranking.helpers import altered_helpers
 from moothall.ranking.normal import changed_code
 from moothall.ranking.patched import file_diffs
 from moothall.ranking.reach import reaches
-from moothall.ranking.shadows import new_modules, shadowing
+from moothall.ranking.shadows import find_shadows, new_modules
 from moothall.repositories.rules import is_test
 
 _CODE = (".py", ".go", ".rs", ".js", ".mjs", ".cjs", ".ts", ".mts")
@@ -70,8 +70,8 @@ def looked_at(history: History, before: str, diff: str, own_tests: Sequence[str]
     return {
         "reach": reaches(diff, texts, own_tests, files),
         "helpers": altered_helpers(diff, texts, own_tests),
-        "shadows": shadowing(modules, {path: text for path, text in tests.items() if path.endswith(".py")}, [*tests]),
-        "data": named_by_tests(data, tests) if data else (),
+        "shadows": find_shadows(modules, {path: text for path, text in tests.items() if path.endswith(".py")}, [*tests]),
+        "data": find_mentions(data, tests) if data else (),
         "equals": tuple(filter(None, [says_what_is_equal(diff, own_tests)])),
     }
 

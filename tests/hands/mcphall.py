@@ -106,6 +106,6 @@ async def hall(settings: Settings, folder: Path, **guard: Any) -> AsyncIterator[
                 workspace,
                 facts,
                 folder / "data" / "audit" / "local" / "host-1.jsonl",
-                opened.left,
+                opened.close_workspace,
                 cast("Any", opened.toolkit).__self__,
             )

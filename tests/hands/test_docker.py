@@ -89,7 +89,7 @@ async def desk(host: str, root: Path) -> AsyncIterator[Desk]:
     assert built.status is ToolStatus.SUCCESS, built.error
     assert built.output["image"].startswith("sha256:")
     yield desk
-    await desk.tools.left(desk.id)
+    await desk.tools.close_workspace(desk.id)
     async with engine_at(host) as session:
         assert await session.ask("GET", "/containers/json", query={"all": "1"}) == []
         assert await session.ask("GET", "/images/json") == []
@@ -178,7 +178,7 @@ async def test_limits_hold_and_say_so(host: str, root: Path, desk: Desk) -> None
         assert (await small.run("/bin/busybox", "sleep", "1000", detach=True)).status is ToolStatus.SUCCESS
     many = await small.run("/bin/busybox", "true")
     assert (many.status, "docker.containers" in many.error) == (ToolStatus.BLOCKED, True)
-    await small.tools.left(small.id)
+    await small.tools.close_workspace(small.id)
 
 
 async def test_a_workspace_sees_only_its_own(host: str, root: Path, desk: Desk) -> None:
@@ -196,7 +196,7 @@ async def test_a_workspace_sees_only_its_own(host: str, root: Path, desk: Desk) 
             assert (refused.status, "has no container" in refused.error) == (ToolStatus.ERROR, True)
         image = await other.ask("run", tenant, image="app")
         assert (image.status, "docker.images" in image.error) == (ToolStatus.BLOCKED, True)
-        await other.tools.left(other.id)
+        await other.tools.close_workspace(other.id)
     assert (await desk.ask("ps")).output["containers"][0]["state"] == "running"
 
 
@@ -290,7 +290,7 @@ async def test_builds_are_bounded_and_run_where_the_operator_says_so(host: str, 
     (root / "Dockerfile").write_text('FROM scratch\nCOPY bin /bin/\nRUN ["/bin/busybox", "false"]\n', encoding="ascii")
     failed = await desk.ask("build", tag="app-2")
     assert (failed.status, "the build failed" in failed.error) == (ToolStatus.INVALID, True)
-    await desk.tools.left(desk.id)
+    await desk.tools.close_workspace(desk.id)
     few = Desk(root, host, "ws-6", context_files=2)
     assert "docker.context_files" in (await few.ask("build", tag="app")).error
     small = Desk(root, host, "ws-6", context_bytes=10_000)

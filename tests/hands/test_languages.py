@@ -16,7 +16,8 @@ from moothall.config import Sandbox
 from moothall.domain.evidence import Verdict
 from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.settings import load_settings
-from moothall.wiring.trusted import open_hands, register
+from moothall.wiring.repository import register
+from moothall.wiring.trusted import open_hands
 from support.repos import make_repo
 
 pytestmark = pytest.mark.e2e

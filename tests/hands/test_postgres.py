@@ -281,7 +281,7 @@ async def test_a_granted_query_passes_the_gate_where_policy_allows_it_and_leaves
         house = House(tmp_path, audit, settings.guard)
         house.gate = Gate(settings.guard, audit, facts.publish, rules)
         seat = house.seat(role="data", grant=rules.grants.of("data"))
-        assert [spec.name for spec in house.gate.offered("local", seat.grant)] == ["db.postgres"]
+        assert [spec.name for spec in house.gate.list_tools("local", seat.grant)] == ["db.postgres"]
         result = await house.gate.call(seat, tool_call("db.postgres", query="select name from items where id = $1", params=["1"]))
         assert (result.status, result.output["rows"]) == (ToolStatus.SUCCESS, [["bolt"]]), result.error
         changed = await house.gate.call(seat, tool_call("db.postgres", number=2, query="delete from items"))

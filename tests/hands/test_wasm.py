@@ -18,7 +18,8 @@ from moothall.errors import ConfigurationError
 from moothall.inside.wasm import Run, compile_module
 from moothall.settings import load_settings
 from moothall.telemetry import metrics
-from moothall.wiring.trusted import open_hands, register
+from moothall.wiring.repository import register
+from moothall.wiring.trusted import open_hands
 from support.repos import make_repo
 
 pytestmark = pytest.mark.e2e

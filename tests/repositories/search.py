@@ -16,7 +16,8 @@ from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.ports import Workspaces
 from moothall.repositories.rules import matches
-from moothall.wiring.trusted import open_hands, register
+from moothall.wiring.repository import register
+from moothall.wiring.trusted import open_hands
 from mutate import Fault, faults, mutable
 
 _TRIES = 24

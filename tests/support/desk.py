@@ -130,7 +130,7 @@ class MemoryDesk:
         finally:
             self.watchers -= 1
 
-    async def growing(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:
+    async def watch_text(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:
         """Yield what a test planted."""
         self._visible(task_id, who)
         for moment in self.writes:

@@ -319,7 +319,7 @@ class FaultyBus(MemoryBus):
 class _Documents:
     bus: FaultyBus
 
-    async def revised(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
+    async def get_with_revision(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
         return await self.bus.get(key), len([known for known, _ in self.bus.history if known == key])
 
     async def replace(self, key: str, document: Mapping[str, Any], revision: int) -> None:

@@ -6,7 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from moothall.aio import PATIENCE, Fan, merged, said, start_beside, whole_body
+from moothall.aio import PATIENCE, Fan, merge, said, start_beside, whole_body
 from moothall.errors import BusUnavailable, ConfigurationError
 
 
@@ -178,7 +178,7 @@ async def _forever(closed: list[bool]) -> AsyncGenerator[int, None]:
 async def test_what_several_bring_is_merged_until_the_first_ends() -> None:
     closed: list[bool] = []
     async with asyncio.timeout(10):
-        merged_items = [item async for item in merged(_brings(1, 2, 3), _brings(10), _forever(closed), most=2)]
+        merged_items = [item async for item in merge(_brings(1, 2, 3), _brings(10), _forever(closed), most=2)]
     assert [item for item in merged_items if 0 < item < 10] == [1, 2, 3]
     assert 10 in merged_items
     assert closed == [True]
@@ -191,7 +191,7 @@ async def test_what_one_raises_is_raised_and_the_others_are_closed(place: int) -
     sources[place] = _brings(1, raises=OSError)
     async with asyncio.timeout(10):
         with pytest.raises(OSError, match="it broke"):
-            [item async for item in merged(sources[0], sources[1], most=2)]
+            [item async for item in merge(sources[0], sources[1], most=2)]
     assert closed == [True]
 
 
@@ -203,7 +203,7 @@ async def test_no_more_waits_for_who_is_slow_than_may() -> None:
             brought.append(item)
             yield item
 
-    async with aclosing(merged(many(), most=3)) as items:
+    async with aclosing(merge(many(), most=3)) as items:
         assert await anext(items) == 0
         for _ in range(50):
             await asyncio.sleep(0)
@@ -233,5 +233,5 @@ async def test_a_lead_that_is_cancelled_from_within_ends_the_others() -> None:
     closed: list[bool] = []
     async with asyncio.timeout(10):
         with pytest.raises(asyncio.CancelledError):
-            [item async for item in merged(cancelled(), _forever(closed), most=2)]
+            [item async for item in merge(cancelled(), _forever(closed), most=2)]
     assert closed == [True]

@@ -22,7 +22,7 @@ from moothall.pb.tool.v1 import tool_pb2
 from moothall.pb.workspace.v1 import workspace_pb2
 from moothall.services.rest.server import http_server
 from moothall.settings import load_settings
-from moothall.wiring.roles import ROLES, embedded, parse_roles
+from moothall.wiring.bus import ROLES, embedded_parts, parse_roles
 from support.callers import EVERYWHERE, TOKENS, certificate, doors_of
 from support.desk import MemoryDesk
 from support.kube.manifests import Objects, kustomized, objects
@@ -77,7 +77,7 @@ def test_every_role_is_one_deployments_and_no_part_is_embedded(made: Objects, se
     assert "moothall" not in specs
     assert sorted(role for spec in specs.values() for role in only(spec)) == sorted(ROLES)
     for spec in specs.values():
-        assert embedded(settings, frozenset(only(spec))) == ()
+        assert embedded_parts(settings, frozenset(only(spec))) == ()
 
 
 def test_no_deployment_takes_the_pods_of_another(made: Objects) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from moothall.agents.orders import Wanted
+from moothall.agents.queries import Wanted
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus

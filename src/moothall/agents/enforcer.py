@@ -112,14 +112,14 @@ class Enforcer:
         most = min(seconds or self._settings.timeout_seconds, self._settings.timeout_seconds)
         failed: bool | None = False
 
-        def told() -> None:
+        def mark_failed() -> None:
             nonlocal failed
             failed = True
 
         self.active += 1
         try:
             async with asyncio.timeout(most):
-                yield told
+                yield mark_failed
         except TimeoutError as error:
             failed = True
             raise TimedOut(f"timeout: it took longer than {most:g} seconds") from error

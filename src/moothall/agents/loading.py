@@ -115,7 +115,7 @@ def _read(path: Path, most: int) -> tuple[Spec, yaml.Node]:
             raw = opened.read(most + 1)
         if len(raw) > most:
             raise _Bad([Wrong(file, 0, f"it has more than {most} bytes (agents.file_bytes)")])
-        node, data = _parsed(file, raw.decode("utf-8"))
+        node, data = _parse(file, raw.decode("utf-8"))
     except OSError as error:
         raise _Bad([Wrong(file, 0, error.strerror or str(error))]) from error
     except RecursionError as error:
@@ -129,20 +129,20 @@ def _read(path: Path, most: int) -> tuple[Spec, yaml.Node]:
         of_tasks(spec.tasks)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
-        raise _Bad([Wrong(file, _line(node, one["loc"]), _said(one)) for one in found]) from error
+        raise _Bad([Wrong(file, _line(node, one["loc"]), _describe_error(one)) for one in found]) from error
     except InvalidRequest as error:
         raise _Bad([Wrong(file, _line(node, ("tasks",)), error.message)]) from error
     return spec, node
 
 
-def _parsed(file: str, text: str) -> tuple[yaml.Node | None, Any]:
+def _parse(file: str, text: str) -> tuple[yaml.Node | None, Any]:
     """Return a text's parts with their places, and what it says. Raises `_Bad`, `ValueError`, `RecursionError`."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None, None
-        if repeated := list(_repeated(node)):
+        if repeated := list(_repeated_keys(node)):
             raise _Bad([Wrong(file, line, f"{key} is said a second time") for key, line in repeated])
         return node, loader.construct_document(node)
     except ReaderError as error:
@@ -162,7 +162,7 @@ _WORDS = {
 }
 
 
-def _said(error: Any) -> str:
+def _describe_error(error: Any) -> str:
     where = ".".join(map(str, error["loc"]))
     said = _WORDS.get(error["type"], error["msg"].removeprefix("Value error, "))
     if error["type"] == "string_pattern_mismatch":  # names alone have one
@@ -189,7 +189,7 @@ def _line(node: yaml.Node, where: Sequence[Any]) -> int:
     return int(node.start_mark.line) + 1
 
 
-def _repeated(node: yaml.Node) -> Iterator[tuple[str, int]]:
+def _repeated_keys(node: yaml.Node) -> Iterator[tuple[str, int]]:
     """Yield the keys that a map says again, which YAML's readers take without a word."""
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
@@ -197,10 +197,10 @@ def _repeated(node: yaml.Node) -> Iterator[tuple[str, int]]:
             if str(key.value) in seen:
                 yield str(key.value), key.start_mark.line + 1
             seen.add(str(key.value))
-            yield from _repeated(value)
+            yield from _repeated_keys(value)
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
-            yield from _repeated(value)
+            yield from _repeated_keys(value)
 
 
 def _extra(part: BaseModel, at: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:

@@ -39,7 +39,7 @@ class Order:
             heapq.heappush(self._ready, (self._ranks[name], name))
         return heapq.heappop(self._ready)[1] if self._ready else None
 
-    def ended(self, name: str) -> None:
+    def finish(self, name: str) -> None:
         """What needs `name` has one less to wait for."""
         self._sorter.done(name)
 
@@ -47,7 +47,7 @@ class Order:
         """Yield all, one after the other."""
         while (name := self.next()) is not None:
             yield name
-            self.ended(name)
+            self.finish(name)
 
 
 def of_specs(specs: Iterable[Spec]) -> Order:

@@ -86,7 +86,7 @@ class AgentRun:
                     self.ended[end.name] = end
                     said = [first_line(end.reason)] if end.reason else []
                     self.tell(", ".join([f"{end.name}: {end.state}", *said, *([end.used] if end.runs else [])]))
-                    order.ended(end.name)
+                    order.finish(end.name)
         return {name: self.ended[name] for name in of_specs(specs)}
 
     async def _one(self, spec: Spec) -> Ended:
@@ -100,7 +100,7 @@ class AgentRun:
         for number in range(1, most + 2):
             self.tell(f"{spec.name}: " + ("begins" if number == 1 else f"begins again, {number - 1} of {most}"))
             request = request_of(spec, base, self._task_id(spec.name, f"{number}"), number, self.longest)
-            outcome = await self._asked(request)
+            outcome = await self._ask(request)
             used = sum((seat.tools for seat in outcome.seats), ToolUsage())
             end = replace(_end(spec, outcome), runs=number, wall_ms=outcome.duration_ms, tools=used)
             # One that a person stopped is not made again.
@@ -111,7 +111,7 @@ class AgentRun:
             await self.sleep(wait)
         return end
 
-    async def _asked(self, request: DeliberationRequest) -> Outcome:
+    async def _ask(self, request: DeliberationRequest) -> Outcome:
         """Return how it ended. Interrupted, it is cancelled."""
         try:
             return await ask(self.desk, request, self.who)
@@ -148,7 +148,7 @@ def request_of(
     """Return what the desk is asked for the `number`-th run of an agent, which may take `longest` seconds at most."""
     limits = spec.security.resource_limits
     return DeliberationRequest(
-        description=spec.told(of_tasks(spec.tasks)),
+        description=spec.instructions(of_tasks(spec.tasks)),
         role=spec.spec.role,
         task_id=task_id,
         constraints=Constraints(timeout_seconds=math.ceil(min(limits.timeout or 0, longest))),

@@ -12,9 +12,9 @@ from typing import Any
 
 from moothall.agents.direct import Direct, Ran
 from moothall.agents.enforcer import Enforcer
-from moothall.agents.orders import Mode, Order, SessionContext, Wanted
-from moothall.agents.sessions import Sessions, written_by
-from moothall.aio import merged
+from moothall.agents.queries import Mode, Query, SessionContext, Wanted
+from moothall.agents.sessions import Sessions, written_paths
+from moothall.aio import merge
 from moothall.config import Agents
 from moothall.domain.budget import Budget, Usage
 from moothall.domain.chat import Writing
@@ -121,14 +121,14 @@ class AgentTasks:
         """Queries that may be under way."""
         return self._settings.tasks
 
-    def offered(self, who: Principal) -> tuple[ToolSpec, ...]:
+    def list_tools(self, who: Principal) -> tuple[ToolSpec, ...]:
         """Return the tools that the caller's tenant has."""
-        return self._visits.offered(who)
+        return self._visits.list_tools(who)
 
-    async def execute(self, order: Order, who: Principal) -> Report:
+    async def execute(self, query: Query, who: Principal) -> Report:
         """Run a query to its end. Raises what the enforcer, the desk and the visits raise."""
         report: Report | None = None
-        async with aclosing(self.steps(order, who)) as steps:
+        async with aclosing(self.steps(query, who)) as steps:
             async for step in steps:
                 if isinstance(step, Report):
                     report = step
@@ -136,49 +136,49 @@ class AgentTasks:
             raise AssertionError("the last step is the report")
         return report
 
-    async def steps(self, order: Order, who: Principal) -> AsyncGenerator[Update | Report]:
+    async def steps(self, query: Query, who: Principal) -> AsyncGenerator[Update | Report]:
         """Yield what happens, first that it was let through, and last the report. A caller that goes ends the query."""
         began = time.monotonic()
-        wanted = order.direct()
+        wanted = query.direct()
         if wanted is None:  # tools are told nothing of it
-            order = await self._sessions.with_session(order, who)
-        async with self._enforcer.entered(who, order.length, order.timeout_seconds) as failed:
+            query = await self._sessions.with_session(query, who)
+        async with self._enforcer.entered(who, query.length, query.timeout_seconds) as failed:
             yield Update("begins")
-            found = self._tools(order, who, wanted) if wanted is not None else self._agent(order, who)
+            found = self._tools(query, who, wanted) if wanted is not None else self._agent(query, who)
             async with aclosing(found) as steps:
                 async for step in steps:
                     if isinstance(step, Report):
                         report = replace(step, latency_ms=round((time.monotonic() - began) * 1000))
                         if report.status in {"error", "timeout"} and wanted is None:
                             failed()
-                        await self._keep(order, who, report)
+                        await self._keep(query, who, report)
                         yield report
                     else:
                         yield step
 
-    async def _tools(self, order: Order, who: Principal, wanted: tuple[Wanted, ...]) -> AsyncGenerator[Update | Report]:
-        known = {spec.name: spec for spec in self.offered(who)}
+    async def _tools(self, query: Query, who: Principal, wanted: tuple[Wanted, ...]) -> AsyncGenerator[Update | Report]:
+        known = {spec.name: spec for spec in self.list_tools(who)}
         for item in wanted:
             if item.tool not in known:
                 raise InvalidRequest(f"there is no tool {item.tool[:80]!r}; DiscoverTools lists those that there are")
             yield Update(f"runs {item.tool}", wanted=item)
-        async with self._sessions.workspace(order, who) as opened:
+        async with self._sessions.workspace(query, who) as opened:
             try:
-                ran = await self._direct.run(who, opened, wanted, order.task_id)
+                ran = await self._direct.run(who, opened, wanted, query.task_id)
             except* MoothallError as group:
                 raise _first(group) from None
         for one in ran:
             yield Update(f"{one.wanted.tool}: {one.result.status}", ran=one)
         wrong = "; ".join(f"{one.wanted.tool}: {one.result.error or one.result.status}" for one in ran if not one.ok)
         outputs = [one.result.output for one in ran]
-        said = json.dumps(outputs if order.is_sequence() else outputs[0], ensure_ascii=False, default=str)
-        status = "ok" if not wrong else "error" if order.is_sequence() else _KINDS.get(ran[0].result.status, "error")
-        yield Report(order.task_id, status, Mode.SIMPLE, "" if wrong else said, wrong, ran)
+        said = json.dumps(outputs if query.is_sequence() else outputs[0], ensure_ascii=False, default=str)
+        status = "ok" if not wrong else "error" if query.is_sequence() else _KINDS.get(ran[0].result.status, "error")
+        yield Report(query.task_id, status, Mode.SIMPLE, "" if wrong else said, wrong, ran)
 
-    async def _agent(self, order: Order, who: Principal) -> AsyncGenerator[Update | Report]:
-        if not order.query.strip():
+    async def _agent(self, query: Query, who: Principal) -> AsyncGenerator[Update | Report]:
+        if not query.query.strip():
             raise InvalidRequest("the query is empty, and context names no tools to run (tool_parameters, tool_calls)")
-        request = replace(_request(order), tools=self._tools_of(order, who))
+        request = replace(_request(query), tools=self._tools_of(query, who))
         task_id = request.task_id
         submitted = ended = False
         answer, progress = _Answer(), 0.0
@@ -187,8 +187,8 @@ class AgentTasks:
             submitted = True
             facts: AsyncGenerator[Recorded | Writing, None] = self._desk.watch(task_id, 0, who)
             # Where several seats write, none of them writes the answer.
-            texts = [self._desk.growing(task_id, who)] if request.num_agents == 1 else []
-            async with aclosing(merged(facts, *texts, most=self._settings.stream_buffer)) as told:
+            texts = [self._desk.watch_text(task_id, who)] if request.num_agents == 1 else []
+            async with aclosing(merge(facts, *texts, most=self._settings.stream_buffer)) as told:
                 async for one in told:
                     step = answer.more(one.answer, progress) if isinstance(one, Writing) else _step(one)
                     if step is not None:
@@ -199,22 +199,22 @@ class AgentTasks:
         finally:
             if submitted and not ended:
                 await asyncio.shield(self._abandon(task_id, who))
-        report = _report(outcome, order)
+        report = _report(outcome, query)
         if report.ok and (rest := answer.more(report.result, progress, whole=True)) is not None:
             yield rest
         yield replace(report, model=asked.model_of(asked.seats[0]))
 
-    def _tools_of(self, order: Order, who: Principal) -> tuple[str, ...]:
+    def _tools_of(self, query: Query, who: Principal) -> tuple[str, ...]:
         """Return the tools of its role that an agent on a repository may use, () for all. Raises `InvalidRequest` where none is left."""
-        allowed = order.tools()
-        if allowed is None or order.repository() is None:  # without a repository there are none
+        allowed = query.tools()
+        if allowed is None or query.repository() is None:  # without a repository there are none
             return ()
-        grant = self._visits.gate.grant_for(order.role)
-        granted = [spec.name for spec in self.offered(who) if is_granted(grant, spec.name)]
+        grant = self._visits.gate.grant_for(query.role)
+        granted = [spec.name for spec in self.list_tools(who) if is_granted(grant, spec.name)]
         if tools := tuple(name for name in granted if name in allowed):
             return tools
         raise InvalidRequest(
-            f"none of the tools that are allowed is one of the role {order.role}, such as {', '.join(granted[:5])}; DiscoverTools lists all"
+            f"none of the tools that are allowed is one of the role {query.role}, such as {', '.join(granted[:5])}; DiscoverTools lists all"
         )
 
     async def _abandon(self, task_id: str, who: Principal) -> None:
@@ -222,16 +222,16 @@ class AgentTasks:
             async with asyncio.timeout(_CANCEL_SECONDS):
                 await self._desk.cancel(task_id, "its caller went away, or its time was over", who)
 
-    async def _keep(self, order: Order, who: Principal, report: Report) -> None:
+    async def _keep(self, query: Query, who: Principal, report: Report) -> None:
         calls = [one.wanted for one in report.ran if one.ok]
         used = SessionContext(
-            files_created=written_by({spec.name: spec for spec in self.offered(who)}, calls),
+            files_created=written_paths({spec.name: spec for spec in self.list_tools(who)}, calls),
             tools_used=tuple(dict.fromkeys(one.wanted.tool for one in report.ran)),
             total_tokens_used=report.usage.tokens,
             total_cost_usd=report.usage.cost_usd,
         )
-        asked = (order.query, report.result or report.error) if not report.ran else ()
-        await self._sessions.keep(order, who, asked, used)
+        asked = (query.query, report.result or report.error) if not report.ran else ()
+        await self._sessions.keep(query, who, asked, used)
 
 
 def _first(group: BaseExceptionGroup[MoothallError]) -> MoothallError:
@@ -239,25 +239,25 @@ def _first(group: BaseExceptionGroup[MoothallError]) -> MoothallError:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-def _request(order: Order) -> DeliberationRequest:
+def _request(query: Query) -> DeliberationRequest:
     """Return what the desk is asked. An id that the house cannot take stands behind one of ours."""
-    repository, named = order.repository(), order.task_id
-    council = order.mode is Mode.COMPLEX
+    repository, named = query.repository(), query.task_id
+    council = query.mode is Mode.COMPLEX
     if council:
-        protocol, seats = "", order.max_agents or _COUNCIL
+        protocol, seats = "", query.max_agents or _COUNCIL
     else:
-        protocol, seats = ("single" if order.mode is Mode.SIMPLE and repository is None else "ask"), 1
+        protocol, seats = ("single" if query.mode is Mode.SIMPLE and repository is None else "ask"), 1
     return DeliberationRequest(
-        description=order.told(),
-        role=order.role,
+        description=query.instructions(),
+        role=query.role,
         task_id=named if is_id(named) else f"task-{digest(named)[:24]}",
-        constraints=Constraints(max_iterations=order.max_iterations, timeout_seconds=order.timeout_seconds),
+        constraints=Constraints(max_iterations=query.max_iterations, timeout_seconds=query.timeout_seconds),
         num_agents=seats,
         repository=repository,
         protocol=protocol,
-        budget=Budget(tokens=order.token_budget),
+        budget=Budget(tokens=query.token_budget),
         about_text=repository is None,
-        model=order.model,
+        model=query.model,
     )
 
 
@@ -278,7 +278,7 @@ def _step(recorded: Recorded) -> Update | None:
     return None
 
 
-def _report(outcome: Outcome, order: Order) -> Report:
+def _report(outcome: Outcome, query: Query) -> Report:
     """Return what a deliberation came to."""
     best = next((result for result in outcome.results if result.seat == outcome.winner_id), None)
     about = {"branch": outcome.branch, "commit_sha": outcome.commit_sha, "winner_id": outcome.winner_id}
@@ -291,9 +291,9 @@ def _report(outcome: Outcome, order: Order) -> Report:
         over = any(seat.error_code == "BUDGET_EXCEEDED" for seat in outcome.seats)
         status = "timeout" if outcome.status is DeliberationStatus.TIMEOUT else "budget_exceeded" if over else "error"
     return Report(
-        order.task_id,
+        query.task_id,
         status,
-        order.mode,
+        query.mode,
         result=best.content if best is not None and not failed else "",
         error=(outcome.error_message or f"no answer was good enough: {outcome.final_state or outcome.status}") if failed else "",
         usage=outcome.usage,

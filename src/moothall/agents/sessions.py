@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
-from moothall.agents.orders import Order, SessionContext, Wanted
+from moothall.agents.queries import Query, SessionContext, Wanted
 from moothall.config import Agents
 from moothall.domain.codec import dump, load
 from moothall.domain.identity import Principal
@@ -37,11 +37,11 @@ class Sessions:
         self._open: dict[tuple[str, ...], Opened] = {}
         self._opening: defaultdict[tuple[str, ...], asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def with_session(self, order: Order, who: Principal) -> Order:
-        """Return the order with what is kept of its session where it says nothing itself."""
-        given = order.session
+    async def with_session(self, query: Query, who: Principal) -> Query:
+        """Return the query with what is kept of its session where it says nothing itself."""
+        given = query.session
         if not given.session_id:
-            return order
+            return query
         kept = (
             load(SessionContext, document)
             if (document := await self._bucket.get(self._key(who, given.session_id)))
@@ -56,21 +56,21 @@ class Sessions:
             total_tokens_used=max(kept.total_tokens_used, given.total_tokens_used),
             total_cost_usd=max(kept.total_cost_usd, given.total_cost_usd),
         )
-        return replace(order, session=known)
+        return replace(query, session=known)
 
-    async def keep(self, order: Order, who: Principal, said: Sequence[str], used: SessionContext) -> None:
+    async def keep(self, query: Query, who: Principal, said: Sequence[str], used: SessionContext) -> None:
         """Add to a session what was asked and answered, and what `used` says on top. Raises `Temporary` where others write all the time."""
-        if not order.session.session_id:
+        if not query.session.session_id:
             return
-        key = self._key(who, order.session.session_id)
+        key = self._key(who, query.session.session_id)
         lines = tuple(line[: self._settings.answer_chars] for line in said if line)
         for _ in range(_TRIES):
-            document, revision = await self._bucket.revised(key)
-            kept = load(SessionContext, document) if document else replace(order.session, total_tokens_used=0, total_cost_usd=0.0)
+            document, revision = await self._bucket.get_with_revision(key)
+            kept = load(SessionContext, document) if document else replace(query.session, total_tokens_used=0, total_cost_usd=0.0)
             after = replace(
                 kept,
                 history=(*kept.history, *lines)[-self._settings.history :] if self._settings.history else (),
-                persistent_context={**kept.persistent_context, **order.session.persistent_context},
+                persistent_context={**kept.persistent_context, **query.session.persistent_context},
                 files_created=tuple(dict.fromkeys((*kept.files_created, *used.files_created))),
                 tools_used=tuple(dict.fromkeys((*kept.tools_used, *used.tools_used))),
                 total_tokens_used=kept.total_tokens_used + used.total_tokens_used,
@@ -79,31 +79,31 @@ class Sessions:
             with suppress(AlreadyExists):
                 await self._bucket.replace(key, dump(after), revision)
                 return
-        raise Temporary(f"session {order.session.session_id} is written by too many at once")
+        raise Temporary(f"session {query.session.session_id} is written by too many at once")
 
     @asynccontextmanager
-    async def workspace(self, order: Order, who: Principal) -> AsyncIterator[Opened]:
-        """Yield a workspace on the order's repository, or on an empty one: the session's, or one that ends with the block."""
-        repository = order.repository()
-        if not order.session.session_id:
-            opened = await self._opened(order, who, repository)
+    async def workspace(self, query: Query, who: Principal) -> AsyncIterator[Opened]:
+        """Yield a workspace on the query's repository, or on an empty one: the session's, or one that ends with the block."""
+        repository = query.repository()
+        if not query.session.session_id:
+            opened = await self._open_workspace(query, who, repository)
             try:
                 yield opened
             finally:
                 with suppress(NotFound):  # its time was over
                     await self._visits.close(who, opened.workspace)
             return
-        key = (who.tenant, who.name, order.session.session_id, order.role, repr(repository))
+        key = (who.tenant, who.name, query.session.session_id, query.role, repr(repository))
         async with self._opening[key]:
             known = self._open.get(key)
             if known is None or not self._visits.is_open(known.workspace):
                 self._forget()
-                self._open[key] = known = await self._opened(order, who, repository)
+                self._open[key] = known = await self._open_workspace(query, who, repository)
         yield known
 
-    async def _opened(self, order: Order, who: Principal, repository: RepositoryRef | None) -> Opened:
+    async def _open_workspace(self, query: Query, who: Principal, repository: RepositoryRef | None) -> Opened:
         named = repository or await self._blank(who.tenant)
-        return await self._visits.open(who, named, order.role, self._settings.session_seconds)
+        return await self._visits.open(who, named, query.role, self._settings.session_seconds)
 
     def _forget(self) -> None:
         """Let go of those that are closed."""
@@ -117,7 +117,7 @@ class Sessions:
         return f"{who.tenant}.{digest(who.name, session_id)[:40]}"
 
 
-def written_by(specs: Mapping[str, ToolSpec], calls: Sequence[Wanted]) -> tuple[str, ...]:
+def written_paths(specs: Mapping[str, ToolSpec], calls: Sequence[Wanted]) -> tuple[str, ...]:
     """Return the paths that calls have written, by what the catalogue says of their arguments."""
     found = []
     for call in calls:

@@ -53,7 +53,7 @@ def _within(units: Mapping[str, float], example: str) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     """A text is a list of one, and nothing is none; a map says each of its values, by name."""
     if isinstance(value, Mapping):
         return tuple(f"{name}: {said}" for name, one in value.items() for said in (one if isinstance(one, list) else [one]))
@@ -69,14 +69,14 @@ def _several(value: Any) -> Any:
     return () if value is None else (value,) if isinstance(value, str) else value
 
 
-def _written(*types: str) -> WithJsonSchema:
+def _file_schema(*types: str) -> WithJsonSchema:
     """What a file may have there, for the published schema: more than what comes of it."""
     return WithJsonSchema({"type": [*types]})
 
 
-_LIST = _written("array", "string", "object", "null")
-Texts = Annotated[tuple[str, ...], BeforeValidator(_listed), _LIST]
-Words = Annotated[str, BeforeValidator(str), _written("string", "number", "boolean")]
+_LIST = _file_schema("array", "string", "object", "null")
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list), _LIST]
+Words = Annotated[str, BeforeValidator(str), _file_schema("string", "number", "boolean")]
 
 
 def _command(line: str) -> str:
@@ -164,11 +164,11 @@ def _dependencies(value: Any) -> tuple[Any, ...]:
         return tuple(_dependency(name, said) for name, said in value.items())
     found: list[Any] = []
     for one in _list(value, "dependencies"):
-        found += _dependencies(one) if isinstance(one, Mapping) and "name" not in one else [_named(one)]
+        found += _dependencies(one) if isinstance(one, Mapping) and "name" not in one else [_as_object(one)]
     return tuple(found)
 
 
-def _named(one: Any) -> Any:
+def _as_object(one: Any) -> Any:
     return {"name": one} if isinstance(one, str) else one
 
 
@@ -189,7 +189,7 @@ def _metrics(value: Any) -> tuple[Any, ...]:
         return tuple(_metric(name, said) for name, said in value.items())
     found: list[Any] = []
     for one in _list(value, "metrics"):
-        found += _metrics(one) if isinstance(one, Mapping) and "name" not in one else [_named(one)]
+        found += _metrics(one) if isinstance(one, Mapping) and "name" not in one else [_as_object(one)]
     return tuple(found)
 
 
@@ -205,7 +205,7 @@ class Reporting(Part):
     metrics: Annotated[tuple[Metric, ...], BeforeValidator(_metrics), _LIST] = ()
 
 
-_MEASURED = _written("string", "number")
+_MEASURED = _file_schema("string", "number")
 
 
 class Limits(Part):
@@ -264,7 +264,7 @@ class Spec(Part):
         """The commands that decide, in order, each once."""
         return tuple(dict.fromkeys(one.validation for one in self.objectives if one.validation))
 
-    def told(self, steps: Sequence[Task]) -> str:
+    def instructions(self, steps: Sequence[Task]) -> str:
         """Return what its seats are told; `steps` are its tasks in their order."""
         parts = [
             _section(

@@ -57,7 +57,7 @@ class Lease:
 
     async def step(self) -> None:
         """Renew it, or take it where nobody has it or its holder is gone. Raises `BusUnavailable`."""
-        found, revision = await self._bucket.revised(self._name)
+        found, revision = await self._bucket.get_with_revision(self._name)
         if revision != self._seen:
             self._seen, self._since = revision, self._clock()
         holder = found.get("holder") if found else ""
@@ -77,7 +77,7 @@ class Lease:
         """Let another have it at once. What was done under it has ended."""
         if self._until:
             self._until = 0.0
-            found, revision = await self._bucket.revised(self._name)
+            found, revision = await self._bucket.get_with_revision(self._name)
             if found and found.get("holder") == self._holder:
                 await self._bucket.replace(self._name, {"holder": ""}, revision)
 

@@ -83,7 +83,7 @@ async def check_log(store: RawStore, before: int = 0) -> LogReport:
             span.last, span.ended = raw.seq, span.ended or raw.subject.startswith(_ENDS)
     if expected <= state.last_seq and state.messages:
         holes.append(range(expected, state.last_seq + 1))
-    removed = await store.removed(EVENTS.name) if holes else frozenset()
+    removed = await store.removed_seqs(EVENTS.name) if holes else frozenset()
     gone = [seq for hole in holes for seq in hole if seq not in removed]
     cut = range(state.last_seq + 1, before + 1)
     missing = (*gone, *cut[:_MOST])[:_MOST]

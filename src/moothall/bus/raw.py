@@ -51,7 +51,7 @@ class RawStore(Protocol):
         """Remove all messages with a seq under `before_seq` and return how many that were."""
         ...
 
-    async def removed(self, stream: str) -> frozenset[int]:
+    async def removed_seqs(self, stream: str) -> frozenset[int]:
         """Return the seqs that were removed on purpose from between others."""
         ...
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from moothall.cli.options import example, json_option
-from moothall.cli.run import errors_spoken, say, settings_of
+from moothall.cli.run import say, settings_of, speak_errors
 from moothall.domain.identity import LOCAL
 
 if TYPE_CHECKING:  # imported by the command that needs it
@@ -32,7 +32,7 @@ def account() -> None:
 )
 @click.option("--tenant", default=LOCAL.tenant, help="Whose data they see; by default of who works without tenants.")
 @click.pass_context
-@errors_spoken
+@speak_errors
 def add(context: click.Context, *, name: str, roles: tuple[str, ...], tenant: str) -> None:
     """Add an account NAME. The password is asked for, or read from a line of standard input where that is no terminal."""
     _people(context).add(name, _password(), tenant=tenant, roles=roles)
@@ -42,7 +42,7 @@ def add(context: click.Context, *, name: str, roles: tuple[str, ...], tenant: st
 @account.command("list", epilog=example("moothall account list --json"))
 @json_option
 @click.pass_context
-@errors_spoken
+@speak_errors
 def list_(context: click.Context, *, as_json: bool) -> None:
     """List the accounts with their roles."""
     found = [
@@ -61,7 +61,7 @@ def list_(context: click.Context, *, as_json: bool) -> None:
 @account.command(epilog=example("moothall account remove alice"))
 @click.argument("name")
 @click.pass_context
-@errors_spoken
+@speak_errors
 def remove(context: click.Context, *, name: str) -> None:
     """Remove the account NAME and sign it out everywhere."""
     _people(context).remove(name)
@@ -71,7 +71,7 @@ def remove(context: click.Context, *, name: str) -> None:
 @account.command(epilog=example("moothall account password alice"))
 @click.argument("name")
 @click.pass_context
-@errors_spoken
+@speak_errors
 def password(context: click.Context, *, name: str) -> None:
     """Give the account NAME another password, asked for as by `add`, and sign it out everywhere."""
     _people(context).change_password(name, _password())

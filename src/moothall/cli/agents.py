@@ -92,7 +92,7 @@ async def run_(
     loaded = _load(settings, paths)
     if loaded.wrong:
         raise InvalidRequest(f"{len(loaded.wrong)} places in the files are wrong; nothing is run")
-    specs = _chosen(tuple(loaded.specs.values()), only)
+    specs = _choose(tuple(loaded.specs.values()), only)
     named = Named(repo, ref, profile=profile)
     return await _run(settings, specs, named, name, at_once or settings.agents.at_once, as_json=as_json)
 
@@ -156,7 +156,7 @@ def _load(settings: Settings, paths: Sequence[Path]) -> Loaded:
     """Read the files, and say what is wrong: with them, or by the settings, so that no run fails for it once others have ended."""
     from moothall.agents.running import request_of
 
-    loaded, longest = load(paths or (Path("agents"),), settings.agents.file_bytes), _longest(settings)
+    loaded, longest = load(paths or (Path("agents"),), settings.agents.file_bytes), int(settings.limits.deliberation_seconds)
     wrong, kept = list(loaded.wrong), list(loaded.kept)
     for file, spec in loaded.specs.items():
         try:
@@ -170,12 +170,7 @@ def _load(settings: Settings, paths: Sequence[Path]) -> Loaded:
     return replace(loaded, wrong=tuple(wrong), kept=tuple(kept))
 
 
-def _longest(settings: Settings) -> int:
-    """The seconds that one run may take, whatever its file says."""
-    return int(settings.limits.deliberation_seconds)
-
-
-def _chosen(specs: Sequence[Spec], only: Sequence[str]) -> Sequence[Spec]:
+def _choose(specs: Sequence[Spec], only: Sequence[str]) -> Sequence[Spec]:
     """Return these and all that they need. Raises `InvalidRequest`."""
     named = {spec.name: spec for spec in specs}
     check_order(specs)
@@ -201,17 +196,17 @@ async def _run(settings: Settings, specs: Sequence[Spec], named: Named, name: st
     from moothall.domain.identity import LOCAL
     from moothall.domain.ids import check_id, new_task_id
     from moothall.wiring.house import open_house
-    from moothall.wiring.repository import asked_about, unseen
+    from moothall.wiring.repository import find_repository, unseen
 
     run_name = check_id(name, "--run") if name else new_task_id()
-    repository = await asked_about(settings, named)
+    repository = await find_repository(settings, named)
     if repository is None:
         raise InvalidRequest("you are in no git repository: name one with --repo")
     if said := await unseen(settings, repository, named.profile):
         tell(said)
     tell(f"{len(specs)} agents, {at_once} at once; where this is killed, it goes on with --run {run_name}")
     async with open_house(settings, tell, asked=asked) as house:
-        run = AgentRun(house.desk, LOCAL, repository, run_name, at_once, tell, longest=_longest(settings))
+        run = AgentRun(house.desk, LOCAL, repository, run_name, at_once, tell, longest=int(settings.limits.deliberation_seconds))
         ended = await run.all(specs)
     if as_json:
         print_json(dump(AgentsDocument(run_name, tuple(ended.values()))))

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from moothall.cli import complete
+from moothall.cli.asking import Asking, show_answer
 from moothall.cli.exits import exit_code
 from moothall.cli.options import example, json_option, repository_options, text_option, verbose_option
 from moothall.cli.plain import plain, teller
-from moothall.cli.run import errors_spoken, result_of, say, settings_of
+from moothall.cli.run import result_of, say, settings_of, speak_errors
 from moothall.config import Settings
 from moothall.domain.ids import is_id
 from moothall.domain.outcome import Outcome
@@ -24,12 +25,8 @@ from moothall.errors import InvalidRequest
 from moothall.wiring.early import Named, check_early
 
 if TYPE_CHECKING:  # imported once the model server has answered
-    from rich.console import Console
-
-    from moothall.cli.narrator import Narrator
     from moothall.wiring.repository import Diff
 
-_LONG = 20_000
 _LAST = "\0"  # of --continue without a task
 
 
@@ -40,28 +37,6 @@ class _Asked:
     outcome: Outcome
     files: Path | None
     changes: Sequence[Diff]
-
-
-@dataclass(frozen=True, slots=True)
-class Asking:
-    """What is asked and where. `request` is what each question has in common; `goes_on` the task whose conversation goes on, '' for
-    the last one, None for a new one.
-    """
-
-    settings: Settings
-    request: DeliberationRequest
-    named: Named
-    goes_on: str | None = None
-    server: str = ""
-    token_file: Path | None = None
-    quiet: bool = False
-    verbose: bool = False
-
-    def narrator(self) -> Narrator:
-        """Return who tells of one question."""
-        from moothall.cli.narrator import Narrator
-
-        return Narrator(quiet=self.quiet, verbose=self.verbose, thoughts=True)
 
 
 @click.command(
@@ -102,7 +77,7 @@ class Asking:
 @json_option
 @verbose_option
 @click.pass_context
-@errors_spoken
+@speak_errors
 def ask(
     context: click.Context,
     *,
@@ -144,7 +119,7 @@ def ask(
     )
     settings, out = settings_of(context, narrated=True), sys.stdout
     named = Named(repo, ref, text, profile)
-    prompt, goes_on = _meant(prompt, goes_on)
+    prompt, goes_on = _read_prompt(prompt, goes_on)
     if server and model:
         raise InvalidRequest("a server elsewhere chooses the model itself, by the role; leave --model out")
     if server and profile:
@@ -176,7 +151,7 @@ def ask(
     sys.exit(exit_code(outcome, answers=True))
 
 
-def _meant(prompt: str, goes_on: str | None) -> tuple[str, str | None]:
+def _read_prompt(prompt: str, goes_on: str | None) -> tuple[str, str | None]:
     """Return the question and the task whose conversation goes on: what follows --continue is the question where it is no id and none
     comes after it.
     """
@@ -237,35 +212,3 @@ def _document(out: TextIO, outcome: Outcome, applied: tuple[str, ...]) -> None:
     from moothall.cli.documents import answer_document
 
     click.echo(json.dumps(answer_document(outcome, applied), indent=2), file=out)
-
-
-def show_answer(console: Console, outcome: Outcome) -> None:
-    """Print the answer and the diff, without their control characters; or why there is none."""
-    from rich.syntax import Syntax
-    from rich.text import Text
-
-    from moothall.cli.show import changed_lines
-
-    if not outcome.winner_id or not outcome.results:
-        console.print(Text(f"No answer. {plain(outcome.error_message)}", style="bold red"))
-        for seat in outcome.seats:
-            if seat.error_code:
-                console.print(Text(plain(f"{seat.error_message} [{seat.error_code}]"), style="yellow"))
-        return
-    winner = outcome.results[0]
-    console.print(Text(plain(winner.content, _LONG)))
-    if winner.diff:
-        readable = "\n".join(line for line in winner.diff.splitlines() if not line.startswith("index "))
-        console.print(Syntax(plain(readable, _LONG), "diff", background_color="default", word_wrap=True))
-        added, removed = changed_lines(winner.diff)
-        paths = [line.split(" b/", 1)[-1] for line in winner.diff.splitlines() if line.startswith("diff --git ")]
-        console.print(Text(f"{len(paths)} files, +{added} -{removed}: {', '.join(plain(path, 80) for path in paths)}"))
-        if len(readable) > _LONG:
-            console.print(Text(f"Only the first {_LONG} characters of the diff are shown.", style="bold yellow"))
-        proven = "a test that failed before passes" if outcome.proven else "no test proves it"
-        checks = ", ".join(f"{plain(name, 40)} {verdict}" for name, verdict in winner.checks.items() if name != "applies")
-        console.print(Text(f"{proven}; {checks}" if checks else proven, style="green" if outcome.proven else "yellow"))
-    if outcome.branch:
-        console.print(Text(f"Branch {outcome.branch} at {outcome.commit_sha[:12]}", style="bold"))
-    if outcome.error_message:
-        console.print(Text(plain(outcome.error_message), style="yellow"))

@@ -8,7 +8,7 @@ import click
 
 from moothall.cli.options import example
 from moothall.cli.plain import plain
-from moothall.cli.run import errors_spoken
+from moothall.cli.run import speak_errors
 
 _WHOSE = {
     "accounts.conf": "include it in the configuration of each nats-server",
@@ -24,7 +24,7 @@ def bus() -> None:
 
 @bus.command(epilog=example("moothall bus keys keys/"))
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@errors_spoken
+@speak_errors
 def keys(folder: Path) -> None:
     """Make an account for the house on a NATS of your own, and what servers, services and hosts need to use it, in FOLDER."""
     from moothall.bus.nats.accounts import make

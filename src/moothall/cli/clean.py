@@ -33,13 +33,13 @@ async def clean(settings: Settings, *, older_than: float | None, everything: boo
     What is in use stays, all of it while a process serves. What goes is made again when it is needed.
     Exit code 1 where something that should go could not.
     """
-    from moothall.wiring.cleaning import clean_up
+    from moothall.wiring.directory import clean_up
 
-    def told(item: Kept) -> None:
+    def tell_removed(item: Kept) -> None:
         if not as_json:
             click.echo(f"removed {_row(item)}")
 
-    done = await clean_up(settings, older_than=older_than, everything=everything, dry_run=dry_run, removed=told)
+    done = await clean_up(settings, older_than=older_than, everything=everything, dry_run=dry_run, removed=tell_removed)
     stuck = bool(done.busy) or bool(done.why_not and done.gone)
     if as_json:
         stays = dry_run or bool(done.why_not)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from moothall.cli.options import example
-from moothall.cli.run import errors_spoken
+from moothall.cli.run import speak_errors
 
 
 @click.command(
@@ -13,7 +13,7 @@ from moothall.cli.run import errors_spoken
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
-@errors_spoken
+@speak_errors
 def completion(context: click.Context, *, shell: str) -> None:
     """Print the completion script of SHELL: commands, options, task and repository ids, roles, protocols."""
     from click.shell_completion import get_completion_class

@@ -9,14 +9,14 @@ import click
 from pydantic import BaseModel
 
 from moothall.cli.options import example, json_option
-from moothall.cli.run import errors_spoken, file_of, settings_of
+from moothall.cli.run import file_of, settings_of, speak_errors
 from moothall.config import default_file
 
 
 @click.command(epilog=example("moothall config | grep LLM", "moothall --config ci.toml config"))
 @json_option
 @click.pass_context
-@errors_spoken
+@speak_errors
 def config(context: click.Context, as_json: bool) -> None:  # noqa: FBT001 - a flag of click's
     """Print the effective settings and the file that they come from; secrets are redacted.
 

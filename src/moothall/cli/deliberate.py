@@ -151,10 +151,10 @@ async def _deliberate(
     from moothall.cli.council import hold_council
     from moothall.cli.narrator import Narrator
     from moothall.wiring.house import open_house
-    from moothall.wiring.repository import asked_about, unseen
+    from moothall.wiring.repository import find_repository, unseen
 
     narrator = Narrator(quiet=quiet, verbose=verbose)
-    repository = await asked_about(settings, named)
+    repository = await find_repository(settings, named)
     if repository is not None:
         if said := await unseen(settings, repository, named.profile):
             narrator.note(said)

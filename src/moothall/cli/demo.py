@@ -58,13 +58,13 @@ async def _show_on_page(settings: Settings) -> None:
     """Put the task on the board as a story, have its council begin, and open its page."""
     from moothall.cli.serve import serve_until_stopped, show_page
     from moothall.repositories.sample import make_sample_repository
-    from moothall.wiring.opening import page_link
-    from moothall.wiring.tasks import registered
+    from moothall.wiring.house import page_link
+    from moothall.wiring.tasks import register_named
 
     sample = settings.data_dir / "demo" / new_task_id()
     await make_sample_repository(sample)
     say(f"sample repository: {sample}")
-    repository = await registered(settings, str(sample))
+    repository = await register_named(settings, str(sample))
 
     async def ready(link: str) -> None:
         await show_page(link, await _begin_story(settings, repository))
@@ -97,7 +97,7 @@ async def _begin_story(settings: Settings, repository: str) -> str:
 async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: bool) -> int:
     from moothall.repositories.sample import make_sample_repository
     from moothall.wiring.house import open_house
-    from moothall.wiring.trusted import register
+    from moothall.wiring.repository import register
 
     started = time.monotonic()
     if settings.ray.mode == "auto":  # what a demo shows is the whole house

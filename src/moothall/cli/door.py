@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moothall.aio import said
-from moothall.cli.ask import Asking
+from moothall.cli.asking import Asking
 from moothall.cli.council import hold_council
 from moothall.cli.narrator import Narrator
 from moothall.domain.event import EventType, Recorded
@@ -17,7 +17,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
-from moothall.wiring.repository import Diff, asked_about, files_here, files_of, kernel_of, names, unseen
+from moothall.wiring.repository import Diff, files_here, files_of, find_repository, kernel_of, names, unseen
 
 if TYPE_CHECKING:
     from moothall.council.front.desk import Desk
@@ -85,7 +85,7 @@ async def opened(asking: Asking, tell: Callable[[str], None], note: Callable[[st
     from moothall.wiring.tasks import tasks_of
 
     settings, named = asking.settings, asking.named
-    repository = await asked_about(settings, named)
+    repository = await find_repository(settings, named)
     begins = asking.goes_on is None or bool(named.ref)
     if repository is None and begins and not named.text:
         note("you are in no repository: this is about text alone")

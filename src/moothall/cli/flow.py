@@ -45,7 +45,7 @@ async def run_(
 
     Exit codes: 0 every step succeeded, 1 not, 2 wrong use or a broken part.
     """
-    from moothall.wiring.trusted import register
+    from moothall.wiring.repository import register
     from moothall.wiring.visits import Asked
 
     document = _read(file, workflow_id)

@@ -10,7 +10,7 @@ import click
 
 from moothall.cli.options import example
 from moothall.cli.plain import plain
-from moothall.cli.run import errors_spoken, print_json, say, with_settings
+from moothall.cli.run import print_json, say, speak_errors, with_settings
 from moothall.config import Settings
 from moothall.domain.codec import dump
 from moothall.domain.event import Recorded
@@ -76,7 +76,7 @@ async def check(settings: Settings) -> int:
 @with_settings(narrated=False)
 async def prune(settings: Settings, *, keep: int) -> None:
     """Delete the oldest events, and what nothing refers to any more: documents, large values, patches, old checkouts."""
-    from moothall.wiring.cleaning import prune as prune_all
+    from moothall.wiring.directory import prune as prune_all
 
     gone = await prune_all(settings, keep, say)
     click.echo(f"{gone.events} events deleted")
@@ -108,7 +108,7 @@ async def dead(settings: Settings, *, replay_seq: int | None) -> None:
 
 
 @log.command(epilog=example("moothall log asyncapi > asyncapi.json"))
-@errors_spoken
+@speak_errors
 def asyncapi() -> None:
     """Print the AsyncAPI document of all events, made from the registry."""
     from moothall.bus.nats.asyncapi import asyncapi as document

@@ -28,8 +28,7 @@ from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import MoothallError
 from moothall.wiring.graph import open_answers
 from moothall.wiring.house import open_house
-from moothall.wiring.repository import line_provenance
-from moothall.wiring.trusted import register
+from moothall.wiring.repository import line_provenance, register
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,7 +54,7 @@ async def serve(settings: Settings) -> None:
         "moothall", version=moothall.__version__, instructions=_INSTRUCTIONS, log_level="WARNING", lifespan=opened
     )
     for tool in (deliberate, ask, result, why, context):
-        server.tool()(_spoken(tool))
+        server.tool()(_tell_errors(tool))
     await server.run_stdio_async()
 
 
@@ -135,17 +134,17 @@ def _house(call: Call) -> McpHouse:
     return house
 
 
-def _spoken(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+def _tell_errors(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
     """Return a tool whose errors of ours its caller reads."""
 
     @functools.wraps(tool)
-    async def spoken(*args: P.args, **given: P.kwargs) -> T:
+    async def answer(*args: P.args, **given: P.kwargs) -> T:
         try:
             return await tool(*args, **given)
         except MoothallError as error:
             raise ToolError(f"{error.message} [{error.code}]") from error
 
-    return spoken
+    return answer
 
 
 def _document(outcome: Outcome) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moothall.cli.plain import plain
-from moothall.cli.show import BASE, line_of, said_of, thought_of
+from moothall.cli.show import BASE, describe_event, line_of, thought_of
 from moothall.collector.lanes import AWAITED, ENDED
 from moothall.collector.progress import Progress, describe
 from moothall.domain.event import EventType, Recorded
@@ -65,7 +65,7 @@ class Board:
             self._lines |= {seat: _Line(waits=lane.waits) for seat, lane in self._progress.lanes.items()}
         seat = str(event.data.get("seat") or "")
         if seat in self._progress.lanes:
-            said = said_of(recorded)
+            said = describe_event(recorded)
             known = self._lines[seat]
             words, style = said or (known.words, known.style)
             if event.type is EventType.MODEL_CALLED:  # figures: with -v

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from moothall.cli.options import example, json_option, repository_argument
-from moothall.cli.run import errors_spoken, print_json, say, settings_of, with_settings
+from moothall.cli.run import print_json, say, settings_of, speak_errors, with_settings
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 
@@ -67,7 +67,8 @@ async def add(
     What is not given stays as it was.
     """
     from moothall.domain.task import RepositoryRef
-    from moothall.wiring.trusted import commands_said, trusted_repositories
+    from moothall.wiring.repository import commands_said
+    from moothall.wiring.trusted import trusted_repositories
 
     commands = commands_said(setup, checks, profile)
     repositories = trusted_repositories(settings)
@@ -94,7 +95,7 @@ async def add(
 @with_settings()
 async def remove(settings: Settings, *, repository: str) -> None:
     """Forget REPOSITORY, a registered id, and remove its clone. The repository itself stays as it is, with its branches."""
-    from moothall.wiring.cleaning import unregister
+    from moothall.wiring.directory import unregister
 
     gone = await unregister(settings, repository)
     click.echo(f"{gone.id} is removed; {gone.origin} itself is untouched")
@@ -105,7 +106,7 @@ async def remove(settings: Settings, *, repository: str) -> None:
 @repo.command("list", epilog=example("moothall repo list"))
 @json_option
 @click.pass_context
-@errors_spoken
+@speak_errors
 def list_(context: click.Context, *, as_json: bool) -> None:
     """List them, of all tenants: id, place, what becomes of a winner, and which checks were said here instead of found out."""
     from moothall.wiring.trusted import trusted_repositories

@@ -27,10 +27,10 @@ def requeue() -> None:
 async def list_(settings: Settings, *, tenant: str, as_json: bool) -> None:
     """List what waits, the longest first."""
     from moothall.domain.codec import dump
-    from moothall.wiring.rules import parking
+    from moothall.wiring.rules import open_parking
 
-    async with parking(settings) as known:
-        waiting = known.waiting(tenant)
+    async with open_parking(settings) as known:
+        waiting = known.list_waiting(tenant)
     if as_json:
         print_json([dump(item) for item in waiting])
         return
@@ -62,9 +62,9 @@ async def refuse(settings: Settings, *, request: str, reason: str, tenant: str) 
 
 
 async def _resolve(settings: Settings, tenant: str, request: str, reason: str, *, allowed: bool) -> None:
-    from moothall.wiring.rules import parking
+    from moothall.wiring.rules import open_parking
 
-    async with parking(settings) as known:
+    async with open_parking(settings) as known:
         item = await known.resolve(tenant, request, allow=allowed, approver=LOCAL.name, comment=reason)
     seconds = settings.guard.approval_seconds
     click.echo(f"{item.tool} ({item.request_id}) is {item.state}" + (f", once, within {seconds:.0f} seconds" if allowed else ""))

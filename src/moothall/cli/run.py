@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import json
 import signal
 import sys
@@ -59,12 +60,12 @@ def with_settings(
 
     def command(main: Callable[Concatenate[Settings, P], Coroutine[Any, Any, int | None]]) -> Callable[P, None]:
         @click.pass_context
-        @errors_spoken
+        @speak_errors
         @functools.wraps(main)
-        def started(context: click.Context, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        def start(context: click.Context, /, *args: P.args, **kwargs: P.kwargs) -> None:
             sys.exit(result_of(main(settings_of(context, narrated=narrated), *args, **kwargs), waits))
 
-        return started
+        return start
 
     return command
 
@@ -79,13 +80,13 @@ def print_json(document: object, file: TextIO | None = None) -> None:
     click.echo(json.dumps(document, indent=2), file=file)
 
 
-def errors_spoken(command: Callable[P, None]) -> Callable[P, None]:
+def speak_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Turn our errors into a sentence on stderr and exit code 2. A bug keeps its traceback, but ends with 2 too:
     1 would say that there was no winner.
     """
 
     @functools.wraps(command)
-    def spoken(*args: P.args, **kwargs: P.kwargs) -> None:
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
         except MoothallError as error:
@@ -102,7 +103,7 @@ def errors_spoken(command: Callable[P, None]) -> Callable[P, None]:
                 sys.exit(EXIT_WRONG)
             refuse(first)
 
-    return spoken
+    return run
 
 
 def refuse(error: MoothallError) -> NoReturn:
@@ -138,7 +139,7 @@ def result_of(main: Coroutine[Any, Any, T], waits: str = "", after: float = 2.0)
     """
     interrupted = False
 
-    async def watched() -> T:
+    async def watch() -> T:
         nonlocal interrupted
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - for mypy: we are inside a coroutine
@@ -161,12 +162,14 @@ def result_of(main: Coroutine[Any, Any, T], waits: str = "", after: float = 2.0)
 
     # A thread's, since modules that are loaded hold the loop up.
     speaking = threading.Timer(after, lambda: click.echo(f"{waits} …", err=True)) if waits else None
+    gc.freeze()  # what was imported stays
+    gc.enable()
     try:
         if speaking:
             speaking.daemon = True
             speaking.start()
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(watched())
+            return runner.run(watch())
     except (asyncio.CancelledError, KeyboardInterrupt):
         if not interrupted:
             raise

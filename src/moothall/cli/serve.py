@@ -29,7 +29,7 @@ async def serve(settings: Settings, *, port: int | None, only: tuple[str, ...]) 
     if port is not None:
         settings = settings.model_copy(update={"grpc": settings.grpc.model_copy(update={"port": port})})
     if only:
-        from moothall.wiring.roles import parse_roles
+        from moothall.wiring.bus import parse_roles
 
         settings = settings.model_copy(update={"serve": settings.serve.model_copy(update={"only": parse_roles(only)})})
     await serve_until_stopped(settings)
@@ -46,8 +46,8 @@ def tokens_are(settings: Settings) -> str:
 
 async def serve_until_stopped(settings: Settings, ready: Callable[[str], Awaitable[None]] | None = None) -> None:
     """Serve, and say where. `ready` hears the link that signs a browser in once, empty where there is none."""
+    from moothall.wiring.bus import roles_of
     from moothall.wiring.house import open_house
-    from moothall.wiring.roles import roles_of
 
     async with open_house(settings, say, serving=True) as house:
         if house.metrics_port:
@@ -70,7 +70,7 @@ async def serve_until_stopped(settings: Settings, ready: Callable[[str], Awaitab
 async def open_(settings: Settings, *, story_id: str, no_browser: bool) -> None:
     """Open the page, on the board or on STORY. Where no house serves, one is started, and serves until Ctrl-C."""
     from moothall.domain.ids import check_id
-    from moothall.wiring.opening import page_link
+    from moothall.wiring.house import page_link
 
     story = check_id(story_id, "STORY") if story_id else ""
 

@@ -29,14 +29,14 @@ _GOOD, _BAD, _QUIET = "green", "red", "dim"
 
 def line_of(recorded: Recorded) -> Text | None:
     """Return one line about an event, or None where there is nothing to say."""
-    said = said_of(recorded)
+    said = describe_event(recorded)
     if said is None:
         return None
     who = str(recorded.event.data.get("seat") or "council")
     return Text.assemble((f"{plain(who, 24):<15} ", "bold cyan" if who != "council" else "bold"), said)
 
 
-def said_of(recorded: Recorded) -> tuple[str, str] | None:
+def describe_event(recorded: Recorded) -> tuple[str, str] | None:
     """Return an event in a line of words, and their style; None where there is nothing to say."""
     describe = _LINES.get(recorded.event.type)
     said = describe(recorded.event.data) if describe else None

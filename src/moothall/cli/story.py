@@ -52,11 +52,11 @@ async def new(
     """Put a story with TITLE on the board, and say what it lacks."""
     from moothall.domain.budget import Budget
     from moothall.planning.coach import Draft, check, score
-    from moothall.wiring.tasks import open_stories, registered
+    from moothall.wiring.tasks import open_stories, register_named
 
     draft = check(Draft(title, brief, ac))
     given = Budget(tokens=int(budget["tokens"]), calls=int(budget["calls"]), cost_usd=budget["cost_usd"])
-    named = await registered(settings, repository) if repository else ""
+    named = await register_named(settings, repository) if repository else ""
     async with open_stories(settings, say) as stories:
         card = await stories.board.create(draft, LOCAL, key=new_task_id(), repository=named, rigor=rigor, budget=given)
     click.echo(card.story.id)

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from moothall.cli import complete
-from moothall.cli.ask import Asking, show_answer
+from moothall.cli.asking import Asking, show_answer
 from moothall.cli.door import Door, opened
 from moothall.cli.plain import plain, teller
 from moothall.cli.run import on_interrupt, say

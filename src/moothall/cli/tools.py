@@ -56,17 +56,17 @@ async def list_(
 ) -> None:
     """List the tools that fit. Disabled ones are marked; with --role they are left out, as for the agents."""
     from moothall.toolkits.families import unset_tools
-    from moothall.tools.catalogue import offered
+    from moothall.tools.catalogue import list_tools
     from moothall.tools.discovery import Filters, discover, entry
-    from moothall.wiring.rules import catalogue_of, read_table, switches
+    from moothall.wiring.rules import catalogue_of, open_switches, read_table
 
-    async with switches(settings) as known:
+    async with open_switches(settings) as known:
         off = known.off(tenant)
     known_tools = catalogue_of(settings)
     unset = unset_tools(settings, tenant)
     without = {*off, *unset}
     specs = (
-        offered(read_table(settings, known_tools).of(role), without=without, catalogue=known_tools)
+        list_tools(read_table(settings.guard, known_tools).of(role), without=without, catalogue=known_tools)
         if role
         else tuple(known_tools.values())
     )
@@ -94,12 +94,12 @@ async def show(settings: Settings, *, name: str, tenant: str, as_json: bool) -> 
     from moothall.errors import NotFound
     from moothall.toolkits.families import unset_tools
     from moothall.tools.discovery import entry
-    from moothall.wiring.rules import catalogue_of, switches
+    from moothall.wiring.rules import catalogue_of, open_switches
 
     spec = catalogue_of(settings).get(name)
     if spec is None:
         raise NotFound(f"there is no tool {name[:60]!r}; `moothall tools list` shows them")
-    async with switches(settings) as known:
+    async with open_switches(settings) as known:
         told = entry(spec, enabled=name not in known.off(tenant)) | {"unset": unset_tools(settings, tenant).get(name, "")}
     if as_json:
         print_json(told)
@@ -131,9 +131,9 @@ async def disable(settings: Settings, *, name: str, reason: str, tenant: str) ->
 
 async def _switch(settings: Settings, name: str, tenant: str, reason: str, *, enabled: bool) -> None:
     from moothall.toolkits.families import unset_tools
-    from moothall.wiring.rules import switches
+    from moothall.wiring.rules import open_switches
 
-    async with switches(settings) as known:
+    async with open_switches(settings) as known:
         await known.switch(tenant, name, enabled=enabled, who=LOCAL.name, reason=reason)
     click.echo(f"{name} is {'enabled' if enabled else 'disabled'} for tenant {tenant}")
     if enabled and (missing := unset_tools(settings, tenant).get(name)):
@@ -164,13 +164,13 @@ async def take(settings: Settings, *, server: str, look: bool) -> None:
     What is marked was not there before, or was described otherwise, or is gone. Processes that run take the list when they start anew.
     """
     from moothall.toolkits.mcp.family import McpFamily
-    from moothall.toolkits.mcp.spec import keep, plain, read_offers, taken
+    from moothall.toolkits.mcp.spec import keep, plain, read_offers, taken_tools
 
     family = McpFamily()
     own = family.own(settings)
     offers = await family.tools(settings).offers(server)
     found = read_offers(server, own, offers)
-    before = {one.spec.name: one.offer.digest for one in taken(settings, own) if one.server == server}
+    before = {one.spec.name: one.offer.digest for one in taken_tools(settings, own) if one.server == server}
     for one in found.tools:
         was = before.pop(one.spec.name, "")
         mark = "new" if not was else "changed" if was != one.offer.digest else ""

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
 import click
 
 from moothall.cli.exits import EXIT_WRONG
 from moothall.cli.options import example
 from moothall.cli.plain import plain
 from moothall.cli.run import say, with_settings
-from moothall.config import Settings
+from moothall.config import Forge, Settings, environment
+from moothall.domain.identity import LOCAL
+from moothall.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from moothall.forge.watch import Watch
+
+_VARIABLE = "MOOTHALL_FORGE__TOKEN"
 
 
 @click.command(epilog=example("moothall watch", "moothall watch --once"))
@@ -20,7 +31,44 @@ async def watch(settings: Settings, *, once: bool) -> int:
     An open issue with the label becomes a task, its proven winner a pull request, and a review that requests changes a further commit. Works in the
     process that serves this data directory, where one does, else in this one. Stopped, it goes on where it was.
     """
-    from moothall.wiring.forge import open_watch
-
     async with open_watch(settings, lambda line: say(plain(line, 1000))) as watching:
         return 0 if await watching.run(once=once) else EXIT_WRONG
+
+
+@asynccontextmanager
+async def open_watch(settings: Settings, tell: Callable[[str], None]) -> AsyncIterator[Watch]:
+    """Open what watches the forge of the settings. Raises `ConfigurationError` for settings that name none, and what registering raises."""
+    from moothall.forge.client import forge_client
+    from moothall.forge.watch import Watch
+    from moothall.forge.webhooks import hearing
+    from moothall.wiring.house import open_house
+    from moothall.wiring.trusted import trusted_repositories
+
+    forge = settings.forge
+    if not forge.repositories:
+        raise ConfigurationError("forge.repositories is empty: name those that are watched, as owner/name")
+    if not (forge.label or forge.mention):
+        raise ConfigurationError("forge.label and forge.mention are both empty: no issue would ever be worked on")
+    async with forge_client(forge) as client:
+        clones, named = trusted_repositories(settings), {}
+        for name in forge.repositories:
+            url = f"{forge.url.rstrip('/')}/{name}.git"
+            known = clones.registry.of_origin(url, LOCAL.tenant)
+            credential = known.credential if known else ""
+            named[name] = (await clones.register(url, credential=credential or _credential(forge))).id
+        async with open_house(settings, tell) as house:
+            watch = Watch(forge, client, house.desk, clones.offer, named, task_chars=settings.limits.task_chars, tell=tell)
+            async with hearing(forge, watch.wake) as port:
+                if port:
+                    tell(f"webhooks are heard on {forge.webhook_host}:{port}")
+                tell(f"watching {', '.join(named)}")
+                yield watch
+
+
+def _credential(forge: Forge) -> str:
+    """Return how a repository's record names the token: it holds no secret itself. Raises `ConfigurationError`."""
+    if forge.token_file is not None:
+        return f"file:{forge.token_file.absolute()}"
+    if environment().get(_VARIABLE):
+        return f"env:{_VARIABLE}"
+    raise ConfigurationError(f"git needs forge.token too, from where it is named: set forge.token_file, or {_VARIABLE}")

@@ -24,7 +24,7 @@ from datetime import UTC, datetime, timedelta
 from cachetools import FIFOCache
 
 from moothall import telemetry
-from moothall.collector.decide import decide, ready, standing
+from moothall.collector.decide import decide, pending_outcome, ready
 from moothall.collector.deliver import deliver
 from moothall.collector.fold import State, fold, task_of
 from moothall.collector.records import DOCUMENTS, fold_known, read, record, replay, show, with_time
@@ -240,7 +240,7 @@ class Collector:
             return  # whoever is at it looks again
         case.quiet.clear()
         try:
-            while (document := standing(case.state)) is not None and document.status is not case.shown:
+            while (document := pending_outcome(case.state)) is not None and document.status is not case.shown:
                 await show(self._bus, document)
                 case.shown = document.status
             case.tell()
@@ -260,7 +260,7 @@ class Collector:
             with (
                 telemetry.span("decide", about, parent=asked.traceparent if asked else "", links=[case.latest]) as span,
                 telemetry.bound(task_id=case.state.task_id),
-                telemetry.metrics.DECIDE_SECONDS.timed(),
+                telemetry.metrics.DECIDE_SECONDS.time(),
             ):
                 async with self._alone(f"decide.{case.state.task_id}"):
                     await self._decide(case, span)
@@ -342,7 +342,7 @@ class Collector:
             await asyncio.sleep(self._tick_seconds)
             now, beat = self._clock(), time.monotonic()
             for task_id, case in list(self._cases.items()):
-                document = standing(case.state) if beat >= case.due else None
+                document = pending_outcome(case.state) if beat >= case.due else None
                 if document is not None and document.status is not case.shown:
                     group.create_task(self._show_late(case), name=f"show-{task_id}")
                 # One that is decided and still here could not be closed, and its event was acked meanwhile.

@@ -37,7 +37,7 @@ def ready(state: State, now: datetime, grace: timedelta = GRACE) -> bool:
     return last is not None and state.decided is None and (state.settled or now >= last)
 
 
-def standing(state: State) -> Outcome | None:
+def pending_outcome(state: State) -> Outcome | None:
     """Return the document that callers poll while nothing is decided; None while nobody asked."""
     if state.requested is None:
         return None

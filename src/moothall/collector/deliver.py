@@ -23,7 +23,7 @@ async def deliver(repositories: Repositories, deliberation: Deliberation, outcom
     # The registry's id where it has one: a URL would be fetched and checked again.
     ref = RepositoryRef(id=asked.id, url="" if asked.id else asked.url, ref=deliberation.base_sha or "")
     try:
-        with telemetry.span("deliver", {"moothall.branch": branch}), telemetry.metrics.DELIVER_SECONDS.timed():
+        with telemetry.span("deliver", {"moothall.branch": branch}), telemetry.metrics.DELIVER_SECONDS.time():
             base = await repositories.resolve(ref, tenant=deliberation.tenant)
             diff = await _exact(repositories, base, winner)
             sha = await repositories.deliver(base, diff, branch, _message(deliberation, outcome), deliberation.merge)

@@ -156,7 +156,7 @@ def _on_cancelled(state: State, event: Event, time: datetime) -> State:
 
 
 def _on_turned(state: State, event: Event, _: datetime) -> State:
-    return state._replace(pauses=state.pauses.noted(event))
+    return state._replace(pauses=state.pauses.with_event(event))
 
 
 def _on_decided(state: State, event: Event, time: datetime) -> State:

@@ -64,11 +64,11 @@ def advance(lanes: Lanes, recorded: Recorded) -> Lanes:
     return {**lanes, seat: tell(lane, event.data) if tell else lane}
 
 
-def _started(lane: Lane, data: Data) -> Lane:
+def _start(lane: Lane, data: Data) -> Lane:
     return replace(lane, approach=_text(data.get("approach"), _NAME))
 
 
-def _called(lane: Lane, data: Data) -> Lane:
+def _call(lane: Lane, data: Data) -> Lane:
     told = data.get("told")
     return replace(
         lane,
@@ -78,7 +78,7 @@ def _called(lane: Lane, data: Data) -> Lane:
     )
 
 
-def _turned(lane: Lane, data: Data) -> Lane:
+def _turn(lane: Lane, data: Data) -> Lane:
     asked = data.get("operations")
     done = tuple(
         (_text(item.get("tool"), _NAME), _text(item.get("status"), _NAME))
@@ -98,9 +98,9 @@ def _turned(lane: Lane, data: Data) -> Lane:
 
 
 _TELLS: Mapping[EventType, Callable[[Lane, Data], Lane]] = {
-    EventType.SEAT_STARTED: _started,
-    EventType.MODEL_CALLED: _called,
-    EventType.SEAT_TURN: _turned,
+    EventType.SEAT_STARTED: _start,
+    EventType.MODEL_CALLED: _call,
+    EventType.SEAT_TURN: _turn,
 }
 
 

@@ -54,7 +54,7 @@ async def show(bus: Bus, document: Outcome) -> None:
     """Put the document of one under way, unless there is one that is as late or later."""
     bucket = bus.bucket(DOCUMENTS)
     while True:
-        known, revision = await bucket.revised(document.task_id)
+        known, revision = await bucket.get_with_revision(document.task_id)
         if known is not None and known.get("status") not in {DeliberationStatus.PENDING} - {document.status}:
             return
         try:

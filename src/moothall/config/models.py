@@ -26,7 +26,7 @@ class Models:
     @classmethod
     def of(cls, default: Llm, said: Mapping[str, Llm]) -> Self:
         """Lay what each says over `default`. Raises `ValueError` for what cannot be right."""
-        models = cls(default, {name: _laid_over(default, one) for name, one in said.items()})
+        models = cls(default, {name: _overlay(default, one) for name, one in said.items()})
         models._check()
         return models
 
@@ -93,7 +93,7 @@ class Models:
                 taken[role] = name
 
 
-def _laid_over(default: Llm, one: Llm) -> Llm:
+def _overlay(default: Llm, one: Llm) -> Llm:
     """Return what `one` says over `default`. With a server of its own also what belongs to a server, its key above all, is its own."""
     own = one.model_fields_set | _OWN | (_OF_SERVER if "base_url" in one.model_fields_set else frozenset())
     return default.model_copy(update={name: getattr(one, name) for name in own})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from moothall.config import Limits, Llm, Runner
 from moothall.config.models import DEFAULT
@@ -25,13 +26,14 @@ from moothall.council.prompting.text import tokens
 from moothall.council.recording import REMOTE, Named, RecordedModel, Recording
 from moothall.council.turnstile import Turnstile
 from moothall.domain.budget import Ledger
-from moothall.domain.chat import ReplyMode
+from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode, ReplySchema
+from moothall.domain.ids import seed_of
 from moothall.domain.proposal import Review, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.domain.task import Deliberation
 from moothall.domain.tool import Grant
-from moothall.errors import ConfigurationError, ModelUnavailable
+from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable, MoothallError
 from moothall.guard.accounts import Purse
 from moothall.guard.gate import Gate
 from moothall.guard.grants import intersection
@@ -165,6 +167,24 @@ class Council:
         share = self.d.seats.index(seat) / last if last else 0.0
         return round(min(self.seats[seat].llm.temperature * (0.25 + share), 2.0), 3)
 
+    async def ask(self, step: str, messages: Sequence[Message], schema: ReplySchema, most: int, **how: Any) -> ChatReply | None:
+        """Ask beside the conversations of the seats; None where there is no answer. `step` is the end of the call id, and its seed where `how` names no
+        other. Raises `BusUnavailable`.
+        """
+        request = ChatRequest(
+            call_id=f"{self.d.task_id}/{step}",
+            messages=tuple(messages),
+            max_tokens=most,
+            schema=schema if self.mode == "json" else None,
+            **{"deadline": self.until, "seed": seed_of(self.d.seed, step), **how},
+        )
+        try:
+            return await self.model.ask(request)
+        except BusUnavailable:
+            raise
+        except MoothallError:
+            return None
+
     @property
     def judged(self) -> tuple[Judged, ...]:
         """All candidates, seat by seat, originals before revisions."""
@@ -176,7 +196,7 @@ class Council:
         return tuple(sitting for sitting in self.sittings if sitting.judged)
 
 
-async def _shown(d: Deliberation, prepared: Prepared, parts: Parts, *, taken: int) -> Shown:
+async def _show_repository(d: Deliberation, prepared: Prepared, parts: Parts, *, taken: int) -> Shown:
     """Return what of the repository goes into prompts whose system text takes so many tokens."""
     room = max(parts.llm.context_tokens - parts.llm.max_tokens - taken - tokens(d.description) - tokens(d.context), 0)
 
@@ -195,7 +215,7 @@ def grant_of(d: Deliberation, gate: Gate, prepared: Prepared | None) -> Grant:
     return intersection(grant, Grant(d.tools)) if d.tools else grant
 
 
-def _used(d: Deliberation, parts: Parts) -> Mapping[str, Named]:
+def _open_models(d: Deliberation, parts: Parts) -> Mapping[str, Named]:
     """Return the models of a council by name, its own first. Raises `ConfigurationError`."""
     known = {**parts.named, "": Named(parts.llm, parts.model)}
     names = tuple(dict.fromkeys((d.model, *map(d.model_of, d.seats))))
@@ -236,15 +256,15 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
     """Lay out what the seats share. Raises what the model's `reply_mode` and the reader raise; where commits are merged, neither is asked."""
     facts = Facts(parts.log, d, parts.source, recording.known, Advance(d, recording.progress) if d.agent else None)
     ledger = Ledger(d.budget)
-    used = _used(d, parts)
+    used = _open_models(d, parts)
     seats = {seat: used[d.model_of(seat)] for seat in d.seats}
     parts = replace(parts, model=used[d.model].model, llm=_common(used.values()))
     mode: ReplyMode = "blocks" if d.merge else await _common_mode(used.values())
     grant = grant_of(d, parts.gate, prepared)
-    specs = parts.gate.offered(d.tenant, grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
+    specs = parts.gate.list_tools(d.tenant, grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
     python = parts.run_code is not None and bool(specs) and parts.llm.context_tokens >= parts.python.offer_from_tokens
     system = prompts.system_text(specs, mode, python=python)
-    shown = await _shown(d, prepared, parts, taken=tokens(system)) if prepared is not None and not d.merge else None
+    shown = await _show_repository(d, prepared, parts, taken=tokens(system)) if prepared is not None and not d.merge else None
     if shown is not None and not any(spec.name == "files.define" for spec in specs):
         shown = replace(shown, example=None)  # nothing is shown that may not be used
     if shown is not None and shown.example is not None:

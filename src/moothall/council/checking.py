@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from moothall import telemetry
+from moothall.council.coding import TurnContext
+from moothall.council.prompting.context import is_test
 from moothall.domain.evidence import RED, CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, Proposal
 from moothall.domain.repository import Patch, Prepared, checks_near
+from moothall.domain.secrets import brings_secret
 from moothall.errors import PatchRefused
+from moothall.guard.paths import first_covered
 from moothall.guard.seat import SeatContext
 from moothall.ranking import assess, is_done, passes_gates
+from moothall.ranking.joined import joined_secrets
 
+Clean = Callable[[str], str]
+_NOT_TAKEN_OVER = (
+    "the change writes what looks like a key or password into a file; take it out again: read it from the environment, or in a "
+    "test make it of parts"
+)
 _MOST_IDS = 200  # on a command line; more are run by their files
 _TEST_AFFIX = re.compile(r"^test[_-]|[_.-](?:test|tests|spec)$")
 
@@ -78,6 +88,18 @@ class Standing:
         return int(self.green and self.proven), int(self.green), -len(self.lost), len(self.fixed), -len(self.doubts)
 
 
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """Where an agent works, and on what base: None of a sub-agent, whose changes its seat looks at. `also` are cases that are run after each
+    change, whatever it touches; `task` is what was asked for.
+    """
+
+    turn: TurnContext
+    prepared: Prepared | None = None
+    also: AbstractSet[str] = frozenset()
+    task: str = ""
+
+
 def red_cases(run: CheckRun) -> list[str]:
     """Return the ids of the red cases, in the run's order."""
     return [case for case, outcome in run.cases.items() if outcome in RED]
@@ -96,10 +118,10 @@ def near(prepared: Prepared, patch: Patch, also: AbstractSet[str], seconds: floa
         if base is None or base.duration_ms <= seconds * 1000 or not (base.cases or base.verdict == "passed"):
             yield Near(name)
         elif base.cases:
-            yield Near(name, False, _chosen(prepared, base, patch, also, seconds * 1000), patch.tests)
+            yield Near(name, False, _choose_cases(prepared, base, patch, also, seconds * 1000), patch.tests)
 
 
-def _chosen(prepared: Prepared, base: CheckRun, patch: Patch, also: AbstractSet[str], most_ms: float) -> tuple[str, ...]:
+def _choose_cases(prepared: Prepared, base: CheckRun, patch: Patch, also: AbstractSet[str], most_ms: float) -> tuple[str, ...]:
     first = [case for case, outcome in base.cases.items() if outcome in RED or case in also]
     files = {case: file_of(case, prepared.files) for case in base.cases}
     first = [case for case in first if files[case] not in patch.paths]  # its test file is run as it is now, or gone
@@ -136,12 +158,37 @@ def _stem(path: str) -> str:
     return posixpath.basename(path).rsplit(".", 1)[0]
 
 
-async def look(
-    context: SeatContext, prepared: Prepared, patch: Patch, *, task: str, also: AbstractSet[str], seconds: float
-) -> Standing:
-    """Run what is near the change and return the workspace's state. `task` is what was asked for. Raises what the workspace
-    raises.
+async def stand(
+    place: Workplace, prepared: Prepared, state: Standing, message: str, *, clean: Clean, seconds: float
+) -> tuple[Standing, bool]:
+    """Commit what a turn may have changed, and run the checks near it. Return how it stands now, and whether checks were run. Raises what the
+    workspace raises.
     """
+    try:
+        patch = await _commit(place.turn.context, message, clean)
+    except PatchRefused as error:
+        return replace(state, refused=error, green=False, proven=False), False
+    if patch.diff == (state.patch.diff if state.patch is not None else ""):
+        return replace(state, refused=None), False
+    return await _look(place, prepared, patch, seconds), True
+
+
+async def _commit(context: SeatContext, message: str, clean: Clean) -> Patch:
+    """Raise `PatchRefused` for what may not be changed, and for what certainly writes a key, whole or in parts: what is doubtful is shown when
+    it is judged.
+    """
+    patch = await context.workspace.patch(message)
+    if held := first_covered(context.grant.protected, patch.paths):
+        raise PatchRefused(f"{held!r} may not be changed by this role; put it back as it was")
+    tests = (path for path in patch.paths if is_test(path))
+    if brings_secret(patch.diff, clean) or joined_secrets(patch.diff, {}, tests, clean).certain:
+        raise PatchRefused(_NOT_TAKEN_OVER)
+    return patch
+
+
+async def _look(place: Workplace, prepared: Prepared, patch: Patch, seconds: float) -> Standing:
+    """Run what is near the change and return the workspace's state."""
+    context, also, task = place.turn.context, place.also, place.task
     profile = prepared.base.profile
     chosen = list(near(prepared, patch, also, seconds))
     runs: dict[str, CheckRun] = {}
@@ -149,9 +196,7 @@ async def look(
         for item in chosen:
             if item.whole or item.cases or item.paths:
                 runs[item.check] = await _run(context, prepared, item)
-    before = {
-        item.check: _compared(prepared, item, runs) for item in chosen if item.check in runs and item.check in prepared.runs
-    }
+    before = {item.check: _base_of(prepared, item, runs) for item in chosen if item.check in runs and item.check in prepared.runs}
     seen = replace(profile, checks={name: profile.checks[name] for name in runs})
     found = assess(
         before,
@@ -186,7 +231,7 @@ async def _run(context: SeatContext, prepared: Prepared, item: Near) -> CheckRun
     )
 
 
-def _compared(prepared: Prepared, item: Near, runs: Mapping[str, CheckRun]) -> CheckRun:
+def _base_of(prepared: Prepared, item: Near, runs: Mapping[str, CheckRun]) -> CheckRun:
     """Return what the base said of the cases that were asked for: one that was not run is not lost."""
     base = prepared.runs[item.check]
     if item.whole:

@@ -50,7 +50,7 @@ class TurnContext:
 
     context: SeatContext
     gate: Gate
-    step: str
+    step: str = ""
     caller: Caller = Caller()
     allowance: Allowance | None = None
 
@@ -100,7 +100,7 @@ class Coding:
 
         asked = CodeBlock(
             code=code,
-            tools=signatures(at.gate.offered(context.tenant, context.grant)),
+            tools=signatures(at.gate.list_tools(context.tenant, context.grant)),
             deadline=context.deadline,
             tenant=context.tenant,
             agents=at.caller.depth < self.settings.agents_depth,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Literal
 
 from moothall.config import Llm
 from moothall.council.function import Function
@@ -15,6 +16,9 @@ from moothall.domain.chat import ChatRequest, Message, ReplyMode
 from moothall.domain.ids import seed_of
 from moothall.errors import DeadlineExceeded
 from moothall.tools.catalogue import ToolSpec
+
+Ending = Literal["may", "must", "not"]
+"""Whether a turn may be the last one."""
 
 _KEPT = 2
 _MESSAGE_TOKENS = 8  # what a chat template adds to each message
@@ -80,12 +84,13 @@ class Voice:
 
 
 class Conversation:
-    """`seat` is the seat's place in call ids: <task_id>/<seat>. `python`: blocks of it can be asked for. `function`: it is
+    """A seat's, in a task, or one of its sub-agents'. `python`: blocks of it can be asked for. `function`: it is
     about this one function, without tools.
     """
 
     def __init__(
         self,
+        task_id: str,
         seat: str,
         head: tuple[Message, ...],
         voice: Voice,
@@ -96,11 +101,12 @@ class Conversation:
         python: bool = False,
         function: Function | None = None,
     ) -> None:
-        self._seat = seat
+        self._task_id = task_id
+        self.seat = seat
         self._head = head
         self._voice = voice
-        self._model = model
-        self._llm = llm
+        self.model = model
+        self.llm = llm
         self._specs = tuple(specs)
         self._python = python
         self.function = function
@@ -128,40 +134,39 @@ class Conversation:
         step: str,
         deadline: datetime,
         *,
-        may_finish: bool = True,
-        must_finish: bool = False,
+        ending: Ending = "may",
         without: frozenset[str] = frozenset(),
         runs_python: bool = False,
     ) -> tuple[Turn | str, str]:
         """Return the turn, or what to tell the model about a reply that is none; and the reply's text. `step` is
-        <phase>/<round>.<turn>; tools in `without` are not offered this time, and none where it `must_finish`.
+        <phase>/<round>.<turn>; tools in `without` are not offered this time, and none where it must be the last.
         """
         if datetime.now(UTC) >= deadline:
             raise DeadlineExceeded("the seat's time is over")
         voice = self._voice.anew(self._attempt)
         function = self.function
         specs = tuple(spec for spec in self._specs if spec.name not in without) or self._specs
-        most = min(self._llm.max_tokens, self._llm.context_tokens // 3)
+        most = min(self.llm.max_tokens, self.llm.context_tokens // 3)
         if function:  # a small model that repeats itself would go on to the end
-            most = min(most, max(self._llm.function_tokens, function.file_tokens))
+            most = min(most, max(self.llm.function_tokens, function.file_tokens))
         way = function and (function.whole if self.exchanges else function.way(voice.way))
         head = way.head if way else self._head
-        call_id = f"{self._seat}/{step}"
-        told = "\n\n".join(self._model.told(call_id))
-        messages = window(head, self.exchanges, self._llm.context_tokens - most - (tokens(told) if told else 0))
+        call_id = f"{self._task_id}/{self.seat}/{step}"
+        told = "\n\n".join(self.model.words_for(call_id))
+        messages = window(head, self.exchanges, self.llm.context_tokens - most - (tokens(told) if told else 0))
         if told:  # at the end of what it hears, each time: what comes before stays as the server has cached it
             messages = (*messages[:-1], replace(messages[-1], content=f"{messages[-1].content}\n\n{told}".strip()))
-        reply = await self._model.ask(
+        reply = await self.model.ask(
             ChatRequest(
                 call_id=call_id,
                 messages=messages,
                 max_tokens=most,
                 deadline=deadline,
-                schema=turn_schema(() if must_finish else specs, may_finish=may_finish, python=self._python and not must_finish)
+                schema=turn_schema(() if ending == "must" else specs, may_finish=ending != "not", python=self._python)
                 if voice.mode == "json" and not function
                 else None,
                 temperature=voice.temperature,
-                seed=seed_of(voice.seed, f"{self._seat.partition('/')[2]}/{step}"),
+                seed=seed_of(voice.seed, f"{self.seat}/{step}"),
             )
         )
         try:

@@ -2,49 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from datetime import datetime
 
-from moothall.council.checking import Standing
-from moothall.council.coding import TurnContext
+from moothall.council.checking import Standing, Workplace
 from moothall.council.prompting.text import fence
 from moothall.council.turns import Did, TurnStep
-from moothall.domain.repository import Patch, Prepared
+from moothall.domain.repository import Patch
 from moothall.errors import PatchRefused, Permanent
-from moothall.guard.gate import Gate
-from moothall.guard.seat import SeatContext
 
-
-@dataclass(frozen=True, slots=True)
-class Workplace:
-    """Where an agent works: its seat in a workspace, behind the gate, on a base. `also` are cases that are run after each change,
-    whatever it touches.
-    """
-
-    context: SeatContext
-    gate: Gate
-    prepared: Prepared
-    also: AbstractSet[str] = frozenset()
-
-    def at(self, step: str) -> TurnContext:
-        """Return where one turn acts."""
-        return TurnContext(self.context, self.gate, step)
+NOTHING_CHANGED = "the seat says that it is done and has changed nothing"
+NO_SUMMARY = "(no summary)"
 
 
 @dataclass(slots=True)
 class Course:
-    """An attempt under way. `over`: it ends with this turn; `circle`: because it goes in circles."""
+    """An attempt under way: a round, as <phase>/<round>, until a time. `place`: where turns act, None about text. `begun`: the turn after which
+    it goes on, of those of an earlier run. `before`: how many turns of others are numbered before its own. `changed`: the last turn that changed
+    something, of those that are not looked at. `over`: it ends with this turn; `circle`: because it goes in circles.
+    """
 
-    place: Workplace
-    state: Standing
+    where: str
+    until: datetime
+    place: Workplace | None = None
+    state: Standing = field(default_factory=Standing)
+    begun: int = 0
+    before: int = 0
     steps: list[TurnStep] = field(default_factory=list)
     best: Draft | None = None
     malformed: int = 0
     refusals: int = 0
+    changed: int = 0
     stale: frozenset[str] = frozenset()
     summary: str = ""
     circle: str = ""
     over: bool = False
+
+    def at(self, turn: int) -> Said:
+        """Return where a turn of it is."""
+        phase, _, round_ = self.where.partition("/")
+        return Said(f"{self.where}.{self.before + turn}", phase, round_, turn)
+
+    @property
+    def tree(self) -> str:
+        """What tells the files as they stand from other ones, empty for the base."""
+        return str(self.changed) if self.changed else self.state.tree
 
     def stay(self) -> bool:
         """Go on whatever has come so far; whether it was over."""
@@ -53,39 +55,36 @@ class Course:
         self.steps.clear()
         return was
 
+    def why_not(self, *, answered: bool) -> str:
+        """Say why a seat may not finish yet, or nothing."""
+        state, prepared = self.state, self.place.prepared if self.place else None
+        if prepared is None:
+            return ""
+        if state.refused is not None:
+            return f"Your changes cannot be taken over, so this is not done. {fence('reason', state.refused.message)}"
+        if not state.changed:
+            wanted = "Nothing is changed yet, so the task is not done. Reply with the actions that make the change."
+            return "" if answered else wanted
+        if not state.green:
+            red = [name for name, run in state.runs.items() if run.verdict != "passed"] or list(prepared.base.profile.checks)
+            return f"This is not done: not green is {', '.join(red)}. Repair it with further actions."
+        return ""
+
+    def brief(self, did: Did) -> str:
+        """Return what a turn did and what its checks said, in a line."""
+        checks = ", ".join(f"{name} {run.verdict}" for name, run in self.state.runs.items())
+        return f"{did.brief}; {checks}" if checks else did.brief
+
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A reply: the turn's place (phase, round, number), and its text."""
+    """A reply: what its turn is called in call ids, the turn's phase, round and number, and the text."""
 
+    step: str
     phase: str
-    round: int
+    round: str
     turn: int
     text: str = ""
-
-    @property
-    def step(self) -> str:
-        """As in call ids."""
-        return f"{self.phase}/{self.round}.{self.turn}"
-
-
-def why_not(course: Course, *, answered: bool) -> str:
-    """Why a seat may not finish yet, or nothing."""
-    state, prepared = course.state, course.place.prepared
-    if state.refused is not None:
-        return f"Your changes cannot be taken over, so this is not done. {fence('reason', state.refused.message)}"
-    if not state.changed:
-        return "" if answered else "Nothing is changed yet, so the task is not done. Reply with the actions that make the change."
-    if not state.green:
-        red = [name for name, run in state.runs.items() if run.verdict != "passed"] or list(prepared.base.profile.checks)
-        return f"This is not done: not green is {', '.join(red)}. Repair it with further actions."
-    return ""
-
-
-def brief_of(did: Did, state: Standing) -> str:
-    """Return what a turn did and what its checks said, in a line."""
-    checks = ", ".join(f"{name} {run.verdict}" for name, run in state.runs.items())
-    return f"{did.brief}; {checks}" if checks else did.brief
 
 
 class NoChanges(Permanent):

@@ -79,7 +79,7 @@ def _is_literal(text: str) -> bool:
     return len(text) <= _LONG
 
 
-async def broken(examples: Sequence[Example], path: str, context: SeatContext, seconds: float) -> tuple[Example, ...]:
+async def find_broken(examples: Sequence[Example], path: str, context: SeatContext, seconds: float) -> tuple[Example, ...]:
     """Return the examples that do not hold of the function in `path`, as the workspace has it; none where they cannot be run.
 
     Raises what the workspace raises.

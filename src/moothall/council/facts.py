@@ -61,7 +61,7 @@ class Facts:
         if event.id not in self.known:
             self._sent.append(await self.log.post(event))
 
-    async def recorded(self) -> None:
+    async def flush(self) -> None:
         """Return once all that was said is durable. Raises `BusUnavailable` where it could not be recorded."""
         while self._sent:
             await self._sent.popleft()

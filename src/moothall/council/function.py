@@ -120,7 +120,9 @@ def function_of(description: str, shown: Shown, files: Sequence[str]) -> Functio
     examples = examples_of(text, name) if python else ()
     tests = _Tests(shown.failing, examples)
     completions = tuple(_completions(description, tests, text, name)) if python else ()
-    whole = _completed(description, tests, text, name) if completions else _whole(description, tests, path, text, name)
+    whole = (
+        _completion_prompt(description, tests, text, name) if completions else _whole_prompt(description, tests, path, text, name)
+    )
     return Function(
         path,
         name,
@@ -147,7 +149,7 @@ class _Tests:
         self.apart = [fence(f"{test}, which fails now and must pass", whole) for test, whole in failing if not read[test]]
 
 
-def _whole(description: str, tests: _Tests, path: str, text: str, name: str) -> Iterator[Message]:
+def _whole_prompt(description: str, tests: _Tests, path: str, text: str, name: str) -> Iterator[Message]:
     yield Message("system", _SYSTEM)
     # One fence holds the file and what is asserted of it: the prompt is hardly longer than the code by itself.
     below = [f"# {test} must pass:\n{said}" for test, said in tests.said.items()]
@@ -156,7 +158,7 @@ def _whole(description: str, tests: _Tests, path: str, text: str, name: str) -> 
     yield Message("user", "\n\n".join([*tests.apart, fence(path, "\n\n".join([text.rstrip(), *below])), asked]))
 
 
-def _completed(description: str, tests: _Tests, text: str, name: str) -> Iterator[Message]:
+def _completion_prompt(description: str, tests: _Tests, text: str, name: str) -> Iterator[Message]:
     """Yield what is asked where the file in Python ends with that function, which has no body: the question that such models are trained on."""
     yield Message("system", _SYSTEM)
     asked = f"Complete this Python function. {description}\nReply with the whole function {name} and nothing else."

@@ -17,7 +17,7 @@ from moothall.errors import LimitExceeded
 _MB = 10**6
 
 
-def measured(results: Iterable[ToolResult], runs: Mapping[str, CheckRun]) -> ToolUsage:
+def sum_usage(results: Iterable[ToolResult], runs: Mapping[str, CheckRun]) -> ToolUsage:
     """Return what tools and checks used, as the kernel measured it."""
     return sum((*(one.usage for one in results), *(run.usage for run in runs.values())), ToolUsage())
 
@@ -53,7 +53,7 @@ class Advance:
         if self.d.agent is None or seat not in self.d.seats or kind not in _AT:
             return None
         if kind is EventType.SEAT_TURN:
-            self._turned(seat, data)
+            self._take_turn(seat, data)
         done = way(self._turns.get(seat, 0), self.d.max_turns, proposed=kind in _PROPOSED, ended=kind is EventType.SEAT_FINISHED)
         self._ways[seat] = max(done, self._ways.get(seat, 0.0))
         self.progress = max(self.progress, round(sum(self._ways.values()) / len(self.d.seats), 3))
@@ -67,7 +67,7 @@ class Advance:
             "metrics": self._metrics(),
         }
 
-    def _turned(self, seat: str, data: Mapping[str, Any]) -> None:
+    def _take_turn(self, seat: str, data: Mapping[str, Any]) -> None:
         self._turns[seat] = self._turns.get(seat, 0) + 1
         self._calls += len(data["operations"])
         self._spent[seat], self._tools[seat] = data["usage"], load(ToolUsage, data["tools"])

@@ -36,9 +36,9 @@ def model_call(request: ChatRequest, messages: Sequence[Message], clean: Callabl
         "moothall.seat": seat,
         "moothall.phase": phase,
     }
-    with telemetry.span("chat", about, kind="client") as span, telemetry.metrics.MODEL_CALLS_IN_FLIGHT.held():
+    with telemetry.span("chat", about, kind="client") as span, telemetry.metrics.MODEL_CALLS_IN_FLIGHT.track_inprogress():
 
-        def noted(reply: ChatReply) -> ChatReply:
+        def note(reply: ChatReply) -> ChatReply:
             nonlocal model, outcome
             model, outcome = reply.model or _NO_MODEL, "ok"
             usage = reply.usage
@@ -53,7 +53,7 @@ def model_call(request: ChatRequest, messages: Sequence[Message], clean: Callabl
                 }
             )
             if telemetry.wants_content():
-                span.set({"gen_ai.input.messages": _shown(messages), "gen_ai.output.messages": clean(reply.text)})
+                span.set({"gen_ai.input.messages": _as_json(messages), "gen_ai.output.messages": clean(reply.text)})
             tokens = telemetry.metrics.MODEL_TOKENS
             tokens.add(model, "prompt", amount=usage.prompt_tokens)
             tokens.add(model, "cached", amount=usage.cached_tokens)
@@ -63,7 +63,7 @@ def model_call(request: ChatRequest, messages: Sequence[Message], clean: Callabl
             return reply
 
         try:
-            yield noted
+            yield note
         except asyncio.CancelledError:
             outcome = "cancelled"
             raise
@@ -76,21 +76,21 @@ def model_call(request: ChatRequest, messages: Sequence[Message], clean: Callabl
 
 
 @contextmanager
-def checked(check: str, workspace: str) -> Iterator[Callable[[CheckRun], CheckRun]]:
+def watch_check(check: str, workspace: str) -> Iterator[Callable[[CheckRun], CheckRun]]:
     """Watch one check on a clean checkout; give its run to what is yielded."""
     label = telemetry.metrics.check_label(check)
     about = {"moothall.check": check, "moothall.workspace": workspace}
-    with telemetry.span("check", about) as span, telemetry.metrics.CHECK_SECONDS.timed(label):
+    with telemetry.span("check", about) as span, telemetry.metrics.CHECK_SECONDS.time(label):
 
-        def noted(run: CheckRun) -> CheckRun:
+        def note(run: CheckRun) -> CheckRun:
             span.set({"moothall.verdict": run.verdict, "moothall.duration_ms": run.duration_ms})
             if run.verdict in {Verdict.ERRORED, Verdict.MISSING}:  # a red test is an answer, not a failure
                 span.fail(run.verdict)
             telemetry.metrics.CHECKS.add(label, run.verdict)
             return run
 
-        yield noted
+        yield note
 
 
-def _shown(messages: Sequence[Message]) -> str:
+def _as_json(messages: Sequence[Message]) -> str:
     return json.dumps([{"role": message.role, "content": message.content} for message in messages], ensure_ascii=False)

@@ -117,7 +117,7 @@ async def _nobody_sits(facts: Facts, error: MoothallError) -> None:
     for seat in facts.d.seats:
         outcome = SeatOutcome(seat, SeatStatus.FAILED, error.code, error.message)
         await facts.say(EventType.SEAT_FINISHED, seat, seat=seat, outcome=dump(outcome))
-    await facts.recorded()
+    await facts.flush()
 
 
 async def _finish(council: Council) -> None:
@@ -131,7 +131,7 @@ async def _finish(council: Council) -> None:
         await council.facts.say(
             EventType.SEAT_FINISHED, sitting.seat, seat=sitting.seat, outcome=dump(outcome_of(council, sitting))
         )
-    await council.facts.recorded()
+    await council.facts.flush()
 
 
 async def _confirm(council: Council) -> None:
@@ -222,11 +222,11 @@ async def _take_seats(council: Council) -> None:
     evidence disagrees.
     """
     if council.d.adaptive:
-        first, enough = _FIRST_SEATS, _agreed
+        first, enough = _FIRST_SEATS, _seats_agree
     elif _in_turn(council):
-        first, enough = 1, _done
+        first, enough = 1, _leaves_nothing_red
     else:
-        first, enough = len(council.sittings), _agreed
+        first, enough = len(council.sittings), _seats_agree
     await _propose_all(council, council.sittings[:first])
     for sitting in council.sittings[first:]:
         await _confirm(council)
@@ -251,9 +251,9 @@ async def _propose_all(council: Council, sittings: Sequence[Sitting]) -> None:
 
     async def sit(sitting: Sitting) -> None:
         await propose(council, sitting)
-        if (_decided(council) or _has_proven(council)) and not any(item.counter and item.passes for item in council.judged):
+        if (_is_decided(council) or _has_proven(council)) and not any(item.counter and item.passes for item in council.judged):
             await _confirm(council)  # nobody is stopped, or waited for with patience only, for a forged proof
-        if _decided(council):
+        if _is_decided(council):
             council.stopped_early = True
             _unseat(tasks)
             for task in waiting:
@@ -291,7 +291,7 @@ async def _revise_all(council: Council, sittings: Sequence[Sitting], round_: int
             group.create_task(revise(council, sitting, round_, own), name=f"{sitting.seat}.r{round_}")
 
 
-def _decided(council: Council) -> bool:
+def _is_decided(council: Council) -> bool:
     """The rule of early stop, as in the module's text."""
     if council.about_text or council.d.peer_review or not _protocol(council).stops_early:
         return False
@@ -308,7 +308,7 @@ def _has_proven(council: Council) -> bool:
     return _proven(council)
 
 
-def _done(council: Council) -> bool:
+def _leaves_nothing_red(council: Council) -> bool:
     """Whether a proven candidate leaves nothing red beside what it mended: one that is half right is no reason to ask nobody else."""
     return any(item.passes and is_done(item.assessment) for item in council.judged)
 
@@ -322,7 +322,7 @@ def _good(council: Council) -> bool:
     return any(item.passes for item in council.judged)
 
 
-def _agreed(council: Council) -> bool:
+def _seats_agree(council: Council) -> bool:
     """Whether the evidence agrees: every seat so far proposed, and all are through the gates and behave alike."""
     latest = [sitting.latest for sitting in council.proposers]
     started = [sitting for sitting in council.sittings if sitting.status is not SeatStatus.UNSTARTED]

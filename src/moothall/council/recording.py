@@ -65,7 +65,7 @@ class Recording:
             if event.type is EventType.AGENT_PROGRESS and isinstance(far := event.data.get("progress"), int | float):
                 progress = max(progress, far)
             if event.type is EventType.DELIBERATION_STEERED:
-                words[event.id] = said_to(event)
+                words[event.id] = word_of(event)
             if event.type == EventType.SEAT_TURN and isinstance(event.data.get("stuck"), str):
                 where = (str(event.data.get(name)) for name in ("seat", "phase", "round", "turn"))
                 circles.setdefault("{}/{}/{}.{}".format(*where), event.data["stuck"])
@@ -81,7 +81,7 @@ class Recording:
         return cls(answers, circles, words, told, frozenset(known), progress)
 
 
-def said_to(event: Event) -> str:
+def word_of(event: Event) -> str:
     """Return what an event says to a council, fenced: who says it is known, and the system message says what counts."""
     return fence(f"the task, added to by {event.data.get('by', '')} meanwhile", str(event.data.get("message", "")))
 
@@ -134,11 +134,11 @@ class RecordedModel:
         """Return a text without secrets."""
         return self._clean(text)
 
-    def used(self, seat: str) -> Usage:
+    def usage_of(self, seat: str) -> Usage:
         """Return what a seat's calls used, those of earlier runs included."""
         return self._used.get(seat, Usage())
 
-    def told(self, call_id: str) -> tuple[str, ...]:
+    def words_for(self, call_id: str) -> tuple[str, ...]:
         """Return what was said to the council that this call hears: all until now, or, of one that was made before, what it heard then."""
         words = {**self._recording.words, **self._words}
         if call_id not in self._told:
@@ -164,7 +164,7 @@ class RecordedModel:
             self._heard[request.call_id] = known
             telemetry.metrics.MODEL_REPLAYED.add()
             return known
-        messages = tuple(self._cleaned(message) for message in request.messages)
+        messages = tuple(self._clean_message(message) for message in request.messages)
         used = self._seats.get(f"{seat}/{phase}", self._seats.get(seat, self._default))
         estimate = _estimate(used.llm, messages, request.max_tokens)
         try:
@@ -173,8 +173,8 @@ class RecordedModel:
             telemetry.metrics.BUDGET_REFUSALS.add("model")
             raise
         with self._turnstile.busy():
-            reply = await self._made(request, messages, used, estimate)
-            await self._settled()
+            reply = await self._make(request, messages, used, estimate)
+            await self._flush()
         return reply
 
     @asynccontextmanager
@@ -182,19 +182,19 @@ class RecordedModel:
         """Hold one turn of a seat: it begins where the deliberation is not paused."""
         async with self._turnstile.turn():
             yield
-            await self._settled()
+            await self._flush()
 
-    async def _settled(self) -> None:
+    async def _flush(self) -> None:
         """What was said is on record before the deliberation is put down."""
         if self._turnstile.shut:
-            await self._facts.recorded()
+            await self._facts.flush()
 
-    async def _made(self, request: ChatRequest, messages: tuple[Message, ...], used: Named, estimate: Usage) -> ChatReply:
+    async def _make(self, request: ChatRequest, messages: tuple[Message, ...], used: Named, estimate: Usage) -> ChatReply:
         """Make a call for which there is room, and record it."""
         _, seat, phase, _ = request.call_id.split("/")
         try:
             if self._purse is not None:
-                await self._covered(self._purse, estimate)
+                await self._cover(self._purse, estimate)
             with model_call(request, messages, self._clean) as noted:
                 # Where this process stood still another may have asked meanwhile: not a word more.
                 asked = replace(request, messages=messages, tenant=self._facts.d.tenant)
@@ -239,14 +239,14 @@ class RecordedModel:
         if self._purse is not None:
             await self._purse.close(self._ledger.spent)
 
-    async def _covered(self, purse: Purse, estimate: Usage) -> None:
+    async def _cover(self, purse: Purse, estimate: Usage) -> None:
         try:
             await purse.cover(self._ledger, estimate)
         except BudgetExceeded:
             telemetry.metrics.BUDGET_REFUSALS.add("story")
             raise
 
-    def _cleaned(self, message: Message) -> Message:
+    def _clean_message(self, message: Message) -> Message:
         known = self._clean_ones.get(message)
         if known is None:
             content = self._clean(message.content)
@@ -255,7 +255,7 @@ class RecordedModel:
         return known
 
     def _count(self, seat: str, usage: Usage) -> None:
-        self._used[seat] = self.used(seat) + usage
+        self._used[seat] = self.usage_of(seat) + usage
 
 
 def _estimate(llm: Llm, messages: tuple[Message, ...], max_tokens: int) -> Usage:

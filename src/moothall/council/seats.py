@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -11,9 +12,10 @@ from moothall import telemetry
 from moothall.aio import seconds_until
 from moothall.council.agent import Agent
 from moothall.council.assembly import Council, Sitting, grant_of
-from moothall.council.coding import Coding
-from moothall.council.conversation import Voice
-from moothall.council.course import Attempt, Draft, InCircles, MalformedReplies, NoChanges, OutOfTurns, Workplace
+from moothall.council.checking import Workplace
+from moothall.council.coding import Coding, TurnContext
+from moothall.council.conversation import Conversation, Voice
+from moothall.council.course import NOTHING_CHANGED, Attempt, Draft, InCircles, MalformedReplies, NoChanges, OutOfTurns
 from moothall.council.judging.recheck import Judged, facts_text
 from moothall.council.judging.reviews import review_text
 from moothall.council.judging.runs import workspace_name
@@ -22,11 +24,9 @@ from moothall.council.prompting.reply import MalformedReplyError, approaches_sch
 from moothall.council.remote import ask_remote
 from moothall.council.subagents import SubAgents
 from moothall.council.turns import TOO_EARLY, UNUSABLE
-from moothall.domain.chat import ChatRequest
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
-from moothall.domain.ids import seed_of
 from moothall.domain.proposal import Assessment, Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolUsage
@@ -70,42 +70,38 @@ async def find_approaches(council: Council, count: int) -> None:
         return
     council.approaches = tuple(BUILT_IN_APPROACHES[number % len(BUILT_IN_APPROACHES)] for number in range(count))
     council.approach_source = "built-in"
-    request = ChatRequest(
-        call_id=f"{council.d.task_id}/-/plan/0.1",
-        messages=prompts.approaches_prompt(council.system, council.shared, count),
-        max_tokens=_APPROACH_TOKENS * count + 20,
+    reply = await council.ask(
+        "-/plan/0.1",
+        prompts.approaches_prompt(council.system, council.shared, count),
+        approaches_schema(count),
+        _APPROACH_TOKENS * count + 20,
         deadline=council.work_until,
-        schema=approaches_schema(count) if council.mode == "json" else None,
         temperature=llm.temperature,
-        seed=seed_of(council.d.seed, "-/plan/0.1"),
     )
-    try:
-        council.approaches = read_approaches(await council.model.ask(request), count)
-    except BusUnavailable:
-        raise
-    except (MalformedReplyError, MoothallError):
-        return
-    council.approach_source = "model"
+    with suppress(MalformedReplyError):
+        if reply is not None:
+            council.approaches, council.approach_source = read_approaches(reply, count), "model"
 
 
 async def propose(council: Council, sitting: Sitting) -> None:
     """Take the seat, work, propose, be judged. Whatever fails is how the seat ended, not an exception."""
+    endpoint, approach, warmth = council.d.elsewhere.get(sitting.seat), "", 0.0
+    if endpoint and not council.d.merge:
+        approach = f"asked at {endpoint}"
+    elif not council.d.merge:
+        approach, warmth = council.approach(sitting), council.warmth(sitting.seat)
+        sitting.agent = _new_agent(council, sitting, approach, warmth)
+    await _sit_down(council, sitting, approach, warmth)
+    await _sit(council, sitting, _propose(council, sitting), council.work_until)
+
+
+def _new_agent(council: Council, sitting: Sitting, approach: str, warmth: float) -> Agent:
     d = council.d
-    if d.merge:
-        await _sit_down(council, sitting, "", 0.0)
-        await _bounded(council, sitting, _merge(council, sitting), council.work_until)
-        return
-    if endpoint := d.elsewhere.get(sitting.seat):
-        await _sit_down(council, sitting, f"asked at {endpoint}", 0.0)
-        await _bounded(council, sitting, _propose_remote(council, sitting, endpoint), council.work_until)
-        return
-    approach = council.approach(sitting)
-    warmth = council.warmth(sitting.seat)
     voice = Voice(council.mode, warmth, d.seed, way=sitting.number)
-    sitting.agent = Agent(
-        seat=sitting.seat,
-        role=d.role,
-        head=prompts.seat_prompt(
+    talk = Conversation(
+        d.task_id,
+        sitting.seat,
+        prompts.seat_prompt(
             council.system,
             council.shared,
             d.role,
@@ -114,21 +110,23 @@ async def propose(council: Council, sitting: Sitting) -> None:
             asked=council.mode if d.is_answer("") else None,
             example=council.example,
         ),
-        voice=voice,
+        voice,
         model=council.model,
-        facts=council.facts,
         llm=council.seats[sitting.seat].llm,
-        limits=council.parts.limits.model_copy(update={"attempts": council.attempts}),
         specs=council.specs,
-        coding=_coding(council, sitting.seat, voice),
         python=council.python,
+        function=council.function,
+    )
+    return Agent(
+        talk,
+        council.parts.limits.model_copy(update={"attempts": council.attempts}),
+        _coding_of(council, sitting.seat, voice),
+        facts=council.facts,
+        role=d.role,
         asked=d.is_answer(""),
         example=council.example,
-        function=council.function,
         resumes=d.fork.step if d.fork else "",
     )
-    await _sit_down(council, sitting, approach, warmth)
-    await _bounded(council, sitting, _propose(council, sitting), council.work_until)
 
 
 async def _sit_down(council: Council, sitting: Sitting, approach: str, warmth: float) -> None:
@@ -149,34 +147,29 @@ async def revise(council: Council, sitting: Sitting, round_: int, reviews: Seque
     """Let an author improve its proposal on evidence and reviews. Where it fails, the proposal stays as it is; so does that of a remote agent."""
     if sitting.seat in council.d.elsewhere:
         return
-    await _bounded(council, sitting, _revise(council, sitting, round_, reviews), council.until)
+    await _sit(council, sitting, _revise(council, sitting, round_, reviews), council.until)
 
 
-async def _bounded(council: Council, sitting: Sitting, work: Awaitable[None], until: datetime) -> None:
+async def _sit(council: Council, sitting: Sitting, work: Awaitable[None], until: datetime) -> None:
     about = {"moothall.seat": sitting.seat, "gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": sitting.seat}
     with telemetry.bound(seat=sitting.seat), telemetry.span("seat", about) as span:
-        await _until(council, sitting, work, until)
+        try:
+            async with asyncio.timeout(max(seconds_until(until), 0)) as limit:
+                await work
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            await _fail(council, sitting, DeadlineExceeded("the seat was not done in time"))
+        except BusUnavailable:
+            raise  # nobody could be told: the whole deliberation is taken up again later
+        except MoothallError as error:
+            await _fail(council, sitting, error)
         span.set({"moothall.status": sitting.status})
         if sitting.code:
             span.fail(sitting.code, sitting.message)
 
 
-async def _until(council: Council, sitting: Sitting, work: Awaitable[None], until: datetime) -> None:
-    seconds = seconds_until(until)
-    try:
-        async with asyncio.timeout(max(seconds, 0)) as limit:
-            await work
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        await _failed(council, sitting, DeadlineExceeded("the seat was not done in time"))
-    except BusUnavailable:
-        raise  # nobody could be told: the whole deliberation is taken up again later
-    except MoothallError as error:
-        await _failed(council, sitting, error)
-
-
-async def _failed(council: Council, sitting: Sitting, error: MoothallError) -> None:
+async def _fail(council: Council, sitting: Sitting, error: MoothallError) -> None:
     late = isinstance(error, DeadlineExceeded)
     sitting.end(SeatStatus.LATE if late else SeatStatus.FAILED, error.code, error.message)
     # A revision that failed leaves the proposal standing, and is told under an id of its own.
@@ -187,21 +180,23 @@ async def _failed(council: Council, sitting: Sitting, error: MoothallError) -> N
 
 
 async def _propose(council: Council, sitting: Sitting) -> None:
-    await _submit(council, sitting, await _draft(council, sitting, 0), 0)
+    if council.d.merge:
+        draft = await _merge(council)
+    elif endpoint := council.d.elsewhere.get(sitting.seat):
+        draft = await ask_remote(council, sitting, endpoint)
+    else:
+        draft = await _draft(council, sitting, 0)
+    await _submit(council, sitting, draft, 0)
 
 
-async def _merge(council: Council, sitting: Sitting) -> None:
-    """Propose what the commits come to together."""
+async def _merge(council: Council) -> Draft:
+    """Return what the commits come to together."""
     if council.prepared is None or council.parts.merge is None:
         raise AssertionError("commits are merged where there is a repository")
     patch = await council.parts.merge(council.prepared.base, council.d.merge)
     if not patch.diff:
         raise NoChanges("the base has all of it already")
-    await _submit(council, sitting, Draft(council.d.description, patch), 0)
-
-
-async def _propose_remote(council: Council, sitting: Sitting, endpoint: str) -> None:
-    await _submit(council, sitting, await ask_remote(council, sitting, endpoint), 0)
+    return Draft(council.d.description, patch)
 
 
 async def _revise(council: Council, sitting: Sitting, round_: int, reviews: Sequence[Review]) -> None:
@@ -218,16 +213,15 @@ async def _revise(council: Council, sitting: Sitting, round_: int, reviews: Sequ
         await _submit(council, sitting, draft, round_)
 
 
-def _phase(council: Council, round_: int) -> tuple[str, datetime]:
-    """Return what a round is called, and until when it lasts; the first, in which the seats propose, is 0."""
-    return ("revise", council.until) if round_ else ("propose", council.work_until)
+def _round(council: Council, round_: int) -> tuple[str, datetime]:
+    """Return what a round is called, with its phase, and until when it lasts; the first, in which the seats propose, is 0."""
+    return (f"revise/{round_}", council.until) if round_ else ("propose/0", council.work_until)
 
 
 async def _draft(council: Council, sitting: Sitting, round_: int, start: Draft | None = None) -> Draft:
     """Return what the seat's agent comes to in a round; about a repository, from `start` on."""
     if council.prepared is None:
-        phase, until = _phase(council, round_)
-        return await _agent(sitting).answer(phase, round_, until)
+        return await _agent(sitting).answer(*_round(council, round_))
     return await _work(council, sitting, council.prepared, round_, start)
 
 
@@ -257,16 +251,16 @@ async def _work(council: Council, sitting: Sitting, prepared: Prepared, round_: 
         if not attempt.stuck or first > council.d.max_turns:
             break
     if best is None:
-        raise refused or _nothing(sitting.circles, first - 1, council.d.max_turns)
+        raise refused or _error_of_nothing(sitting.circles, first - 1, council.d.max_turns)
     return best
 
 
-def _nothing(circles: str, turns: int, most: int) -> Permanent:
+def _error_of_nothing(circles: str, turns: int, most: int) -> Permanent:
     """Return the error of a seat that went in circles and changed nothing."""
     if circles == UNUSABLE:
         return MalformedReplies(f"in each attempt it gave {circles} again")
     if circles == TOO_EARLY:
-        return NoChanges("the seat says that it is done and has changed nothing")
+        return NoChanges(NOTHING_CHANGED)
     if turns >= most:
         return OutOfTurns(f"nothing was changed within {turns} turns")
     return InCircles(f"nothing was changed within {turns} turns; at last: {circles}")
@@ -288,8 +282,8 @@ async def _attempt(
     A workspace that is lost is opened afresh and the turns so far are done in it again: their answers are known, so
     that the model is not asked twice. Raises `WorkspaceFailed` when that happens too often.
     """
-    agent, (phase, until) = _agent(sitting), _phase(council, round_)
-    called, place = workspace_name(council.d.task_id, sitting.seat, *name), agent.place()
+    agent, (where, until) = _agent(sitting), _round(council, round_)
+    called, mark = workspace_name(council.d.task_id, sitting.seat, *name), agent.mark()
     if council.d.agent is not None:  # the re-check is the house's, and has its limits
         prepared = replace(prepared, bounds=council.d.agent.bounds)
     patch = start.patch.diff if start and start.patch else ""
@@ -298,13 +292,13 @@ async def _attempt(
         try:
             async with council.parts.workspaces.open(prepared, called, patch=patch) as workspace:
                 context = replace(_context(council, sitting, workspace, until), meter=meter)
-                where = Workplace(context, council.parts.gate, prepared, also)
-                return await agent.work(where, phase=phase, round_=round_, turns=turns, start=start)
+                place = Workplace(TurnContext(context, council.parts.gate), prepared, also, council.d.description)
+                return await agent.work(place, where, turns, start)
         except (WorkspaceFailed, SandboxUnavailable) as error:
             if lost == _WORKSPACES:
                 raise
             log.warning("workspace lost; its turns are done again", workspace=called, reason=error.message)
-            agent.back_to(place)
+            agent.back_to(mark)
     raise AssertionError("unreachable")
 
 
@@ -333,7 +327,7 @@ async def _submit(council: Council, sitting: Sitting, draft: Draft, revision: in
         sitting.judged.append(await council.bench.judge(proposal, patch.diff if patch else ""))
 
 
-def _coding(council: Council, seat: str, voice: Voice) -> Coding | None:
+def _coding_of(council: Council, seat: str, voice: Voice) -> Coding | None:
     """Return what runs a seat's blocks of Python, where there is a runner and something to act on."""
     parts = council.parts
     if parts.run_code is None or council.about_text:
@@ -368,5 +362,5 @@ def _context(council: Council, sitting: Sitting, workspace: Workspace, until: da
 def outcome_of(council: Council, sitting: Sitting) -> SeatOutcome:
     """Return how the seat ended, with what it used."""
     used = sitting.agent.used if sitting.agent else ToolUsage()
-    spent = council.model.used(sitting.seat)
+    spent = council.model.usage_of(sitting.seat)
     return SeatOutcome(sitting.seat, sitting.status, sitting.code, sitting.message, spent, tools=used)

@@ -49,7 +49,7 @@ class Did:
         )
 
 
-def asked_of(said: Turn) -> str:
+def digest_turn(said: Turn) -> str:
     """Return a digest of what a turn asks for, whatever it thinks of it."""
     return digest(said.python or "", *(part for action in said.actions for part in (action.tool, arguments_digest(action.args))))
 
@@ -107,7 +107,7 @@ class TurnStep:
     malformed: bool = False
 
 
-def again(steps: Sequence[TurnStep]) -> bool:
+def is_again(steps: Sequence[TurnStep]) -> bool:
     """Whether the last turn asked for what an earlier one had asked for already, on the same files, and changed nothing."""
     return bool(steps) and not steps[-1].changed and _same_looks(steps) > 1
 

@@ -118,14 +118,14 @@ class Ledger:
     def remaining(self) -> Budget:
         """What is left; zero still means no limit, so an exhausted limit reads as -1."""
 
-        def left(limit: float, used: float) -> float:
+        def rest(limit: float, used: float) -> float:
             return 0 if not limit else (limit - used if limit > used else -1)
 
         return replace(
             self.budget,
-            tokens=int(left(self.budget.tokens, self.spent.tokens)),
-            calls=int(left(self.budget.calls, self.spent.calls)),
-            cost_usd=left(self.budget.cost_usd, self.spent.cost_usd),
+            tokens=int(rest(self.budget.tokens, self.spent.tokens)),
+            calls=int(rest(self.budget.calls, self.spent.calls)),
+            cost_usd=rest(self.budget.cost_usd, self.spent.cost_usd),
         )
 
 
@@ -212,7 +212,7 @@ class Account:
         """Return the book where `key` has what it needs in all, and some `more` where there is plenty. Raises `BudgetExceeded`."""
         others = _sum(draw.granted for name, draw in self.draws.items() if name != key)
 
-        def granted(name: str, limit: float, taken: float, wanted: float, beyond: float) -> float:
+        def grant_amount(name: str, limit: float, taken: float, wanted: float, beyond: float) -> float:
             if limit and taken + wanted > limit:
                 raise BudgetExceeded(
                     f"the story's budget of {limit} {name} would be overspent: {taken} are spent or reserved by others, {wanted} needed here"
@@ -221,9 +221,9 @@ class Account:
 
         limit = self.limit
         grant = Amount(
-            int(granted("tokens", limit.tokens, others.tokens, needed.tokens, more.tokens)),
-            int(granted("calls", limit.calls, others.calls, needed.calls, more.calls)),
-            granted("cost_usd", limit.cost_usd, others.cost_usd, needed.cost_usd, more.cost_usd),
+            int(grant_amount("tokens", limit.tokens, others.tokens, needed.tokens, more.tokens)),
+            int(grant_amount("calls", limit.calls, others.calls, needed.calls, more.calls)),
+            grant_amount("cost_usd", limit.cost_usd, others.cost_usd, needed.cost_usd, more.cost_usd),
         )
         return replace(self, draws={**self.draws, key: Draw(grant, spent)})
 

@@ -8,17 +8,17 @@ from typing import Any
 from moothall.domain.event import EventType, event_id
 
 
-def requested_id(task_id: str) -> str:
+def request_event_id(task_id: str) -> str:
     """Return the id of the event that asked for a deliberation."""
     return event_id(EventType.DELIBERATION_REQUESTED, task_id, "", 0)
 
 
-def called_id(task_id: str, call_id: str) -> str:
+def call_event_id(task_id: str, call_id: str) -> str:
     """Return the id of the event that records a model call."""
     return event_id(EventType.MODEL_CALLED, task_id, "", call_id)
 
 
-def steered_id(task_id: str, ordinal: str) -> str:
+def steering_event_id(task_id: str, ordinal: str) -> str:
     """Return the id of the event that records what was said to a deliberation."""
     return event_id(EventType.DELIBERATION_STEERED, task_id, "", ordinal)
 
@@ -45,17 +45,17 @@ def _candidate(task_id: str, data: Mapping[str, Any]) -> str:
 
 
 _CAUSES: Mapping[EventType, Callable[[str, str, Mapping[str, Any]], str]] = {
-    EventType.DELIBERATION_STARTED: lambda task_id, _ordinal, _data: requested_id(task_id),
-    EventType.AGENT_PROGRESS: lambda task_id, _ordinal, _data: requested_id(task_id),
-    EventType.DELIBERATION_CANCELLED: lambda task_id, _ordinal, _data: requested_id(task_id),
-    EventType.DELIBERATION_STEERED: lambda task_id, _ordinal, _data: requested_id(task_id),
-    EventType.DELIBERATION_PAUSED: lambda task_id, _ordinal, _data: requested_id(task_id),
-    EventType.DELIBERATION_RESUMED: lambda task_id, _ordinal, _data: requested_id(task_id),
+    EventType.DELIBERATION_STARTED: lambda task_id, _ordinal, _data: request_event_id(task_id),
+    EventType.AGENT_PROGRESS: lambda task_id, _ordinal, _data: request_event_id(task_id),
+    EventType.DELIBERATION_CANCELLED: lambda task_id, _ordinal, _data: request_event_id(task_id),
+    EventType.DELIBERATION_STEERED: lambda task_id, _ordinal, _data: request_event_id(task_id),
+    EventType.DELIBERATION_PAUSED: lambda task_id, _ordinal, _data: request_event_id(task_id),
+    EventType.DELIBERATION_RESUMED: lambda task_id, _ordinal, _data: request_event_id(task_id),
     EventType.SEAT_STARTED: lambda task_id, _ordinal, _data: _began(task_id),
-    EventType.SEAT_FINISHED: lambda task_id, _ordinal, _data: requested_id(task_id),  # it may end before it began
+    EventType.SEAT_FINISHED: lambda task_id, _ordinal, _data: request_event_id(task_id),  # it may end before it began
     EventType.MODEL_CALLED: lambda task_id, _ordinal, data: _seat(task_id, data.get("seat")),
     # A turn is what the model's reply of the same step was read as.
-    EventType.SEAT_TURN: lambda task_id, ordinal, _data: called_id(task_id, f"{task_id}/{ordinal}"),
+    EventType.SEAT_TURN: lambda task_id, ordinal, _data: call_event_id(task_id, f"{task_id}/{ordinal}"),
     EventType.SEAT_PROPOSED: lambda task_id, _ordinal, data: _seat(task_id, data.get("seat")),
     EventType.SEAT_REVISED: lambda task_id, _ordinal, data: _seat(task_id, data.get("seat")),
     EventType.SEAT_FAILED: lambda task_id, _ordinal, data: _seat(task_id, data.get("seat")),

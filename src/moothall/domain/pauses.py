@@ -27,10 +27,10 @@ class Pauses:
         found = cls()
         for event in events:
             if event.type in _TURNS:
-                found = found.noted(event)
+                found = found.with_event(event)
         return found
 
-    def noted(self, event: Event) -> Self:
+    def with_event(self, event: Event) -> Self:
         """Return them with one event more."""
         number = event.data.get("number")
         try:

@@ -53,7 +53,7 @@ class RepositoryRef:
     ref: str = ""
 
     @classmethod
-    def named(cls, name: str, ref: str = "") -> Self:
+    def from_name(cls, name: str, ref: str = "") -> Self:
         """Return the repository of a name that may be an id, a path or a URL: what could be an id is one."""
         return cls(id=name, ref=ref) if is_id(name) else cls(url=name, ref=ref)
 

@@ -59,7 +59,7 @@ def sweep(temporary: Path) -> int:
 def _end(folder: Path) -> None:
     """Kill the processes that name a directory, whose watcher was killed too, and those below them: Ray's own write a title over what they name."""
     found: set[psutil.Process] = set()
-    for pid in reaper.naming(str(folder)):
+    for pid in reaper.find_processes(str(folder)):
         with suppress(psutil.Error):
             process = psutil.Process(pid)
             found |= {process, *process.children(recursive=True)}

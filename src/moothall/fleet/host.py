@@ -23,7 +23,7 @@ from moothall import telemetry
 from moothall.aio import beside
 from moothall.council.front.forking import take_over
 from moothall.council.protocols import HOST_STOPS, Parts, deliberate
-from moothall.council.recording import Recording, said_to
+from moothall.council.recording import Recording, word_of
 from moothall.council.turnstile import Turnstile
 from moothall.domain.budget import Budget
 from moothall.domain.chat import Writing
@@ -207,7 +207,7 @@ class Host:
             if event.type in _OVER:
                 return event.type
             if event.type is EventType.DELIBERATION_STEERED:
-                running.words[event.id] = said_to(event)
+                running.words[event.id] = word_of(event)
         running.heed(Pauses.of(events))
         return None
 
@@ -266,7 +266,7 @@ class Host:
             # Delivered again or elsewhere, it goes on in the trace of its request.
             telemetry.span("deliberation", about, kind="consumer", parent=parent),
             telemetry.bound(task_id=deliberation.task_id),
-            telemetry.metrics.DELIBERATIONS_IN_FLIGHT.held(),
+            telemetry.metrics.DELIBERATIONS_IN_FLIGHT.track_inprogress(),
         ):
             await self._go_on(deliberation, deliveries, fresh=fresh)
 

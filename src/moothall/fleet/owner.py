@@ -37,7 +37,7 @@ class Process:
 
     def lives(self) -> bool:
         """Whether it is a process of this machine that has not ended."""
-        return bool(self.place) and self.place == _place() and _started(self.pid) == self.started
+        return bool(self.place) and self.place == _place() and _start_time(self.pid) == self.started
 
     def open(self) -> int | None:
         """Return a pidfd of it for the caller to close; None where it has ended, is none of this machine, or this kernel has no pidfds."""
@@ -52,7 +52,7 @@ class Process:
 
 def this_process() -> Process:
     """Return this one."""
-    return Process(os.getpid(), _started(os.getpid()), _place())
+    return Process(os.getpid(), _start_time(os.getpid()), _place())
 
 
 @contextmanager
@@ -122,7 +122,7 @@ def _end_with(house: Process) -> None:
     threading.Thread(target=watch, name="house", daemon=True).start()
 
 
-def _started(pid: int) -> int:
+def _start_time(pid: int) -> int:
     """When a process started, in clock ticks since boot; 0 where it has ended."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()

@@ -36,7 +36,7 @@ async def prepare(bus: Bus, repositories: Repositories, deliberation: Deliberati
             loop.call_soon_threadsafe(steps.put_nowait, step)
 
         try:
-            prepared = await _prepared(repositories, base, tell)
+            prepared = await _prepare(repositories, base, tell)
             found = diagnose(prepared)
             tell(found.line)
         finally:
@@ -46,7 +46,7 @@ async def prepare(bus: Bus, repositories: Repositories, deliberation: Deliberati
     return prepared
 
 
-async def _prepared(repositories: Repositories, base: Base, tell: Callable[[str], None]) -> Prepared:
+async def _prepare(repositories: Repositories, base: Base, tell: Callable[[str], None]) -> Prepared:
     """Prepare the base; an executor that dies under it costs another try, not the deliberation."""
     for lost in range(1, _PREPARATIONS + 1):
         try:

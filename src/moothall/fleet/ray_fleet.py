@@ -67,7 +67,7 @@ class HostActor:
 _ANSWER_SECONDS, _STOP_SECONDS = 2.0, 10.0
 
 
-async def _answering(hosts: Sequence[Any]) -> tuple[int, int]:
+async def _count_answering(hosts: Sequence[Any]) -> tuple[int, int]:
     """Return how many hosts answer that they are pulling work, and how many there should be. One that is being started
     again does not answer for a while.
     """
@@ -100,7 +100,7 @@ async def hosting(settings: RaySettings, main: HostMain, ready_seconds: float = 
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(_until_stopped(run)) for run in runs]
             await _all_ready(hosts, ready_seconds)
-            yield functools.partial(_answering, hosts)
+            yield functools.partial(_count_answering, hosts)
             for task in watching:
                 task.cancel()
     finally:

@@ -18,7 +18,7 @@ from pathlib import Path
 _SECONDS = 30.0
 
 
-def naming(directory: str) -> Iterator[int]:
+def find_processes(directory: str) -> Iterator[int]:
     """Yield the other processes whose command line or environment names the directory."""
     for folder in Path("/proc").glob("[0-9]*"):
         pid = int(folder.name)
@@ -35,7 +35,7 @@ def main(directory: str) -> None:
     while os.read(0, 4096):
         pass
     until = time.monotonic() + _SECONDS
-    while (left := list(naming(directory))) and time.monotonic() < until:
+    while (left := list(find_processes(directory))) and time.monotonic() < until:
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)

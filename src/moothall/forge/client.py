@@ -53,7 +53,7 @@ class Post(Said):
         return self.state.upper() in _CHANGES and not self.dismissed
 
 
-class Remark(Said):
+class ReviewComment(Said):
     """What a review says of a line."""
 
     path: str
@@ -169,9 +169,9 @@ class ForgeClient:
         """Return the reviews of a pull request, the oldest first."""
         return sorted(await self._all(Post, f"/repos/{repository}/pulls/{number}/reviews"), key=lambda post: post.id)
 
-    async def remarks(self, repository: str, number: int, review: int) -> list[Remark]:
+    async def remarks(self, repository: str, number: int, review: int) -> list[ReviewComment]:
         """Return what a review says of lines."""
-        return await self._all(Remark, f"/repos/{repository}/pulls/{number}/reviews/{review}/comments")
+        return await self._all(ReviewComment, f"/repos/{repository}/pulls/{number}/reviews/{review}/comments")
 
     async def _one(self, kind: type[M], path: str) -> M:
         one: M = _read(kind, (await self._ask("GET", path))[0])
@@ -201,7 +201,7 @@ class ForgeClient:
                 raw = await whole_body(answer.content.readexactly, _BYTES)
                 if raw is None:
                     raise CallFailed(f"the forge answers {where} with more than {_BYTES} bytes")
-                status, waiting = answer.status, _waiting(answer.headers)
+                status, waiting = answer.status, _retry_after(answer.headers)
                 total = answer.headers.get("X-Total-Count", "")
                 more = _More("next" in answer.links, int(total) if total.isdecimal() else 0)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -223,7 +223,7 @@ def _document(raw: bytes) -> Any:
         return None
 
 
-def _waiting(headers: Mapping[str, str]) -> str:
+def _retry_after(headers: Mapping[str, str]) -> str:
     """Return for how many seconds the forge wants not to be asked, '' where it says nothing of that."""
     reset = headers.get("X-RateLimit-Reset", "")
     if headers.get("X-RateLimit-Remaining") == "0" and reset.isdecimal():

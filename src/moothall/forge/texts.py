@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from moothall.domain.outcome import Outcome, Result
-from moothall.forge.client import Issue, Post, Remark
+from moothall.forge.client import Issue, Post, ReviewComment
 
 _MARKUP = frozenset("\\`*_{}[]()<>#+-.!|~&@:/")
 _JOINER = "\N{WORD JOINER}"
@@ -24,10 +24,10 @@ def text(words: str, limit: int = _CHARS) -> str:
     """Return hostile words as one line of Markdown that shows just them."""
     shown = " ".join(words.split())
     shown = shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
-    return "".join(map(_shown, shown))
+    return "".join(map(_escape_char, shown))
 
 
-def _shown(one: str) -> str:
+def _escape_char(one: str) -> str:
     if not one.isprintable():
         return "\N{REPLACEMENT CHARACTER}"
     return f"&#{ord(one)};{_JOINER}" if one in _MARKUP else one
@@ -138,7 +138,7 @@ def issue_task(repository: str, issue: Issue, comment: Post | None, limit: int) 
     return _asks(f"Solve issue {issue.number} of {repository}", [*parts, (f"Text by {issue.author}", issue.body)], limit)
 
 
-def review_task(repository: str, issue: Issue, post: Post, remarks: Sequence[Remark], limit: int) -> str:
+def review_task(repository: str, issue: Issue, post: Post, remarks: Sequence[ReviewComment], limit: int) -> str:
     """Return what a council is asked when somebody wants a pull request changed."""
     parts = [(f"{post.author} says", post.body)]
     parts += [(f"On {remark.path}", f"{remark.hunk}\n{remark.body}") for remark in remarks]

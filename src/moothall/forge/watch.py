@@ -131,12 +131,16 @@ class Watch:
         first = task_of(self._settings.url, repository, issue.number)
         pull = await self._client.pull_of(repository, f"moothall/{first}", self._me)
         said = await self._client.comments(repository, issue.number)
-        done = self._done(said)
+        done = self._answered_tasks(said)
         if pull is None:
-            return await self._asked(repository, issue, first, said, done)
+            return await self._find_ask(repository, issue, first, said, done)
         if pull.state != "open":
             return None
-        done = (*done, texts.task_marked(pull.body) or first, *self._done(await self._client.comments(repository, pull.number)))
+        done = (
+            *done,
+            texts.task_marked(pull.body) or first,
+            *self._answered_tasks(await self._client.comments(repository, pull.number)),
+        )
         for post in await self._client.reviews(repository, pull.number):
             task_id = f"{first}-r{post.id}"
             if post.requests_changes and task_id not in done and await self._may(repository, post):
@@ -145,7 +149,7 @@ class Watch:
                 return Ask(issue, await self._request(repository, task_id, words, done, pull.sha), pull)
         return None
 
-    async def _asked(self, repository: str, issue: Issue, first: str, said: Sequence[Post], done: Sequence[str]) -> Ask | None:
+    async def _find_ask(self, repository: str, issue: Issue, first: str, said: Sequence[Post], done: Sequence[str]) -> Ask | None:
         """Return the task of an issue that has no pull request: for its label or its own words once, and for every comment after our last answer."""
         label, told = self._settings.label, functools.partial(texts.issue_task, repository, issue, limit=self._chars)
         labelled = bool(label) and label in {one.name for one in issue.labels}
@@ -158,7 +162,7 @@ class Watch:
                 return Ask(issue, await self._request(repository, f"{first}-c{post.id}", told(comment=post), done))
         return None
 
-    def _done(self, said: Sequence[Post]) -> tuple[str, ...]:
+    def _answered_tasks(self, said: Sequence[Post]) -> tuple[str, ...]:
         """Return the tasks that were answered, in order: only what we wrote ourselves says so."""
         return tuple(task for post in said if post.author == self._me and (task := texts.task_marked(post.body)))
 

@@ -101,7 +101,7 @@ class Elsewhere:
                     await writer.wait_closed()
         except (OSError, ValueError) as error:
             raise GraphUnavailable(f"the process that has the graph open did not answer: {error}") from error
-        return _told(answer)
+        return _read_answer(answer)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         for _ in range(1 + int(self._patience / _LOOK_SECONDS)):
@@ -153,11 +153,11 @@ class OverBus:
             raise GraphUnavailable(
                 "no process writes the graph and answers; start `moothall serve` with the role graph"
             ) from error
-        rows: Sequence[Mapping[str, Any]] = _told(json.loads(said))["rows"]
+        rows: Sequence[Mapping[str, Any]] = _read_answer(json.loads(said))["rows"]
         return rows
 
 
-def _told(answer: dict[str, Any]) -> dict[str, Any]:
+def _read_answer(answer: dict[str, Any]) -> dict[str, Any]:
     if "rows" in answer:
         return answer
     if answer.get("code") == InvalidRequest.code:

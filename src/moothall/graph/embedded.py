@@ -12,10 +12,13 @@ from typing import Any, TypeVar
 import kglite
 
 from moothall.errors import ConfigurationError, GraphUnavailable
+from moothall.graph.shape import EMPTY, LABELS, Label
 from moothall.graph.statements import Rows, Statement, schema
 
 T = TypeVar("T")
 _TRIES, _FIRST_SECONDS = 8, 0.005
+_ROWS = 200_000
+"""What is written before the file is opened anew, at least: the store keeps texts of what was deleted, some 60 bytes a row, until then."""
 
 
 class EmbeddedStore:
@@ -23,10 +26,12 @@ class EmbeddedStore:
     is replayed from the event log.
     """
 
-    def __init__(self, path: Path, *, query_seconds: float) -> None:
+    def __init__(self, path: Path, *, query_seconds: float, rows: int = _ROWS) -> None:
         self._path = path
         self._milliseconds = int(query_seconds * 1000)
         self._session = _open(path)
+        self._most_rows = rows
+        self._rows = 0
         self._writing = asyncio.Lock()  # the store's concurrency is optimistic over the whole graph
 
     async def read(self, cypher: str, parameters: Mapping[str, Any]) -> Rows:
@@ -44,7 +49,10 @@ class EmbeddedStore:
                         raise GraphUnavailable("the embedded graph is written by somebody else all the time") from error
                     await asyncio.sleep(_FIRST_SECONDS * 2**attempt * random.random())  # noqa: S311 - spreads writers
                 else:
-                    return
+                    break
+            self._rows += sum(len(parameters.get("rows", ())) for _, parameters in statements)
+            if self._rows > max(self._most_rows, self._session.node_count()):
+                await _call(self._reopen)
 
     def _write(self, statements: Sequence[Statement]) -> None:
         transaction = self._session.begin()
@@ -67,6 +75,12 @@ class EmbeddedStore:
             path.unlink()
         self._session = _open(self._path)
 
+    def _reopen(self) -> None:
+        """Let go of all that is no more in the graph. Meanwhile a closed session answers who reads."""
+        self._session.close()
+        self._session = _open(self._path)
+        self._rows = 0
+
     async def close(self) -> None:
         """Write the file anew, so that the next start is quick, and let go of it."""
         async with self._writing:
@@ -78,7 +92,18 @@ def _open(path: Path) -> kglite.Session:
     session = kglite.open_session(str(path), durable="normal")
     for statement in schema():
         session.execute(statement)
+    for label in LABELS.values():
+        _name_properties(session, label)
     return session
+
+
+def _name_properties(session: kglite.Session, label: Label) -> None:
+    """A property that no node of a label ever had is refused in a pattern as a mistake: one node has had them all."""
+    properties = {name: kind for group in label.groups for name, kind in {**group.properties, group.stamp: "text"}.items()}
+    values = {name: list[str]() if kind == "texts" else EMPTY[kind] for name, kind in properties.items()}
+    node = f"(n:{label.name} {{id: ''}})"
+    session.execute(f"MERGE {node} SET n += $values", params={"values": {"uid": "", "tenant": "", "key": "", **values}})
+    session.execute(f"MATCH {node} DELETE n")
 
 
 async def _call(work: Callable[[], T]) -> T:
@@ -91,11 +116,11 @@ async def _call(work: Callable[[], T]) -> T:
 
 
 @asynccontextmanager
-async def embedded_store(path: Path, *, query_seconds: float) -> AsyncIterator[EmbeddedStore]:
-    """Open the graph at `path`, or make it. Raises `ConfigurationError` where the file is another process's or broken."""
+async def embedded_store(path: Path, *, query_seconds: float, rows: int = _ROWS) -> AsyncIterator[EmbeddedStore]:
+    """Open the graph at `path`, or make it; anew after each so many `rows` that are written. Raises `ConfigurationError` where the file is another process's or broken."""
     kglite.set_query_warning_policy("silent")  # a property that no node has yet is no mistake
     try:
-        store = await asyncio.to_thread(lambda: EmbeddedStore(path, query_seconds=query_seconds))
+        store = await asyncio.to_thread(lambda: EmbeddedStore(path, query_seconds=query_seconds, rows=rows))
     except kglite.WriterLeaseHeldError as error:
         raise ConfigurationError(f"the graph {path} is open in another process; stop it, or ask it") from error
     except (kglite.KgError, OSError) as error:

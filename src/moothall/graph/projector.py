@@ -72,7 +72,7 @@ class Projector:
             on_batch(batch[-1].seq)
         return count + len(batch)
 
-    async def settled(self, seq: int) -> None:
+    async def wait_written(self, seq: int) -> None:
         """Return once the log is written up to `seq`."""
         async with self._progress:
             await self._progress.wait_for(lambda: self._written >= seq)

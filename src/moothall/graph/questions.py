@@ -74,25 +74,25 @@ def _label(values: Mapping[str, Any]) -> None:
 
 def _scopes(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """What may be told, by the table alone: a caller can only want less."""
-    allowed = scopes().allowed(values["role"].strip().lower(), values["phase"])
+    allowed = scopes().allowed_scopes(values["role"].strip().lower(), values["phase"])
     wanted = scopes().check(tuple(name for name in values["only"].split(",") if name.strip())) or allowed
     told = [scope for scope in allowed if scope in wanted]
-    return {"scopes": told, "noted": list(scopes().noted(told))}
+    return {"scopes": told, "noted": list(scopes().note_kinds(told))}
 
 
 def _may_compare(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"allowed": "similar" in scopes().allowed(values["role"].strip().lower(), values["phase"])}
+    return {"allowed": "similar" in scopes().allowed_scopes(values["role"].strip().lower(), values["phase"])}
 
 
 _TOLD_OF: Mapping[str, Scope] = {"decision": "decisions", "deliberation": "summaries", "seat": "summaries"}
 _OF_STORY: Mapping[str, Scope] = {"story.commented": "comments", "story.transitioned": "milestones", "story.changed": "brief"}
 
 
-def _hidden(values: Mapping[str, Any]) -> Mapping[str, Any]:
+def _hidden_kinds(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Kinds of entries whose scope a role does not have in a phase; without a phase nothing is hidden."""
     if not values["phase"]:
         return {"hidden": []}
-    allowed = scopes().allowed(values["role"].strip().lower(), values["phase"])
+    allowed = scopes().allowed_scopes(values["role"].strip().lower(), values["phase"])
     told_of = {kind: _OF_STORY.get(kind) or _TOLD_OF[kind.partition(".")[0]] for kind in cypher.KINDS}
     return {"hidden": [kind for kind, scope in told_of.items() if scope not in allowed]}
 
@@ -100,14 +100,14 @@ def _hidden(values: Mapping[str, Any]) -> Mapping[str, Any]:
 def _in_shape(row: Row) -> Row:
     """Only what the shape says: stores add properties of their own."""
 
-    def shown(node: Mapping[str, Any]) -> Row:
+    def show(node: Mapping[str, Any]) -> Row:
         label = LABELS[node["label"]]
         stamps = {group.stamp for group in label.groups}
         names = [name for name in label.properties if name not in stamps]
         properties = {name: node["properties"][name] for name in names if node["properties"].get(name) is not None}
         return {"label": node["label"], "id": node["id"], "properties": properties}
 
-    return {**row, "node": shown(row["node"]), "neighbours": [shown(node) for node in row["neighbours"]]}
+    return {**row, "node": show(row["node"]), "neighbours": [show(node) for node in row["neighbours"]]}
 
 
 QUESTIONS: Mapping[str, Question] = {
@@ -253,7 +253,7 @@ QUESTIONS: Mapping[str, Question] = {
         lambda _: cypher.TIMELINE,
         keys={"task_id": "Deliberation", "story_id": "Story"},
         check=_some,
-        bound=_hidden,
+        bound=_hidden_kinds,
     ),
     "story": Question(
         "A story, with what became of it. One row, or none.",

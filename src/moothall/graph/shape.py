@@ -3,8 +3,8 @@ canonical dump and the picture in docs/graph.md are made from it.
 
 Every node has `uid` (label, tenant and key; unique), `tenant` and `key` (its id for people). Its other
 properties come in groups: a group is written whole, by one kind of event, and where two events write the same
-group the earliest or the latest of them counts, whatever the order in which they arrive. `id`, `title`, `type`
-and `name` are never used: the embedded store fills them in by itself.
+group the earliest or the latest of them counts, whatever the order in which they arrive. `title`, `type` and `name` are
+never used: the embedded store fills them in by itself. `id`, by which it knows nodes, is the `uid` too.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Accounts:
         async with lock:  # in this process one after the other; with others, whoever was slower reads again
             longest = _FIRST_SECONDS
             while True:
-                document, revision = await self._bucket.revised(key)
+                document, revision = await self._bucket.get_with_revision(key)
                 after = change(load(Account, document) if document else Account())
                 try:
                     await self._bucket.replace(key, dump(after), revision)

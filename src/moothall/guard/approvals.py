@@ -89,7 +89,7 @@ class Approvals:
                 raise Refused("the approval has the wrong type")
             claims = jwt.decode(
                 grant,
-                self._checking(),
+                self._public_key(),
                 algorithms=[_ALGORITHM],
                 options={"require": ["sub", "iat", "exp", "jti"], "verify_exp": False, "verify_iat": False},
             )
@@ -101,7 +101,7 @@ class Approvals:
             raise ExpiredApproval("the approval is expired")
         return Approval(str(claims["jti"]), str(claims["sub"]))
 
-    def _checking(self) -> Ed25519PublicKey:
+    def _public_key(self) -> Ed25519PublicKey:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
         return Ed25519PublicKey.from_public_bytes(self._public) if self._public else _private(self._key).public_key()

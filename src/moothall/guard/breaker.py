@@ -66,13 +66,13 @@ class Breakers:
         circuit, probe = self._enter(key, spec)
         said = False
 
-        def told(status: ToolStatus) -> None:
+        def tell(status: ToolStatus) -> None:
             nonlocal said
             said = True
             self._note(circuit, failed=is_fault(spec, status))
 
         try:
-            yield told
+            yield tell
         except Stopped as stopped:
             if not said and is_fault(spec, stopped.status):
                 self._note(circuit, failed=True)

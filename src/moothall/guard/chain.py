@@ -226,7 +226,7 @@ class _Reading:
             self._line += 1
             record = read_record(line)
             if broken is not None:
-                yield self._torn(broken, record)
+                yield self._torn_problem(broken, record)
                 broken = None
             if record is None:
                 broken = line
@@ -236,7 +236,7 @@ class _Reading:
                 self._at_head = record["hash"]
         if broken is not None:
             self._line += 1
-            yield self._torn(broken, None, at_end=True)
+            yield self._torn_problem(broken, None, at_end=True)
         yield from self._end(head)
 
     def _lines(self) -> Iterator[bytes]:
@@ -268,7 +268,7 @@ class _Reading:
             told = [str(record.get(name)) for name in ("time", "tenant", "tool", "request_id", "principal", "approved_by")]
             self.approved.append(Approved(*told))
 
-    def _torn(self, broken: bytes, after: dict[str, Any] | None, *, at_end: bool = False) -> Problem:
+    def _torn_problem(self, broken: bytes, after: dict[str, Any] | None, *, at_end: bool = False) -> Problem:
         line = self._line - 1
         marked = after is not None and after.get("phase") == "torn"
         if marked and after is not None and after.get("torn_sha256") == hashlib.sha256(broken).hexdigest():

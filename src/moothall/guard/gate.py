@@ -17,7 +17,7 @@ from typing import Any
 
 from moothall import telemetry
 from moothall.config import Guard
-from moothall.domain.causes import called_id
+from moothall.domain.causes import call_event_id
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
@@ -44,7 +44,7 @@ from moothall.guard.steps import (
 from moothall.ports import Publish
 from moothall.telemetry.events import write
 from moothall.tools.arguments import arguments_digest
-from moothall.tools.catalogue import ToolSpec, offered
+from moothall.tools.catalogue import ToolSpec, list_tools
 
 _ERROR_CHARS = 4000
 _SHOWN_CHARS = 200
@@ -75,9 +75,9 @@ class Gate:
         self._source = source
         self._slots = asyncio.Semaphore(limits.calls_in_flight)
 
-    def offered(self, tenant: str, grant: Grant, *, core: bool = False) -> tuple[ToolSpec, ...]:
+    def list_tools(self, tenant: str, grant: Grant, *, core: bool = False) -> tuple[ToolSpec, ...]:
         """Return the tools that a grant covers and the tenant has, in catalogue order; with `core` only the few."""
-        return offered(grant, core=core, without=self._rules.without(tenant), catalogue=self._rules.catalogue)
+        return list_tools(grant, core=core, without=self._rules.without(tenant), catalogue=self._rules.catalogue)
 
     @property
     def catalogue(self) -> Mapping[str, ToolSpec]:
@@ -263,7 +263,7 @@ class Gate:
             {**told, "task_id": seat.task_id, "seat": seat.seat, "workspace": seat.workspace_id},
             ordinal=ordinal or request_id,
             # The seats' request ids begin with the call id of the model's answer that asked for this.
-            causationid=called_id(seat.task_id, request_id.rpartition(".")[0]),
+            causationid=call_event_id(seat.task_id, request_id.rpartition(".")[0]),
             source=self._source,
             correlationid=seat.task_id,
             tenant=seat.tenant,
@@ -288,9 +288,9 @@ def tool_call(seat: SeatContext, call: ToolCall, known: Container[str]) -> Itera
         "moothall.seat": seat.seat,
         "moothall.workspace": seat.workspace_id,
     }
-    with telemetry.span("execute_tool", about) as span, telemetry.metrics.TOOL_CALLS_IN_FLIGHT.held(tool):
+    with telemetry.span("execute_tool", about) as span, telemetry.metrics.TOOL_CALLS_IN_FLIGHT.track_inprogress(tool):
 
-        def noted(result: ToolResult) -> ToolResult:
+        def note_result(result: ToolResult) -> ToolResult:
             nonlocal status
             status = result.status
             span.set({"moothall.tool.status": status, "moothall.tool.cpu_ms": result.usage.cpu_ms})
@@ -301,7 +301,7 @@ def tool_call(seat: SeatContext, call: ToolCall, known: Container[str]) -> Itera
             return _count(tool, result)
 
         try:
-            yield noted
+            yield note_result
         finally:
             telemetry.metrics.TOOL_CALLS.add(tool, status)
             telemetry.metrics.TOOL_CALL_SECONDS.observe(perf_counter() - started, tool)

@@ -83,7 +83,7 @@ class Parking:
         """Call `listener` with every request that is allowed or refused, by whatever process; each once, old ones too."""
         self._listeners.append(listener)
 
-    def waiting(self, tenant: str) -> Sequence[Parked]:
+    def list_waiting(self, tenant: str) -> Sequence[Parked]:
         """Return what waits for an operator of this tenant, the longest first."""
         found = (item for item in self._known.values() if item.tenant == tenant and item.state == "waiting")
         return sorted(found, key=lambda item: (item.time, item.id))

@@ -51,7 +51,7 @@ class PolicyQuestion:
         return {**told, "tags": list(self.tags), "requirements": needs, "arguments": json.loads(self.arguments)}
 
 
-def asked_of(seat: SeatContext, checked: Checked) -> PolicyQuestion:
+def policy_question(seat: SeatContext, checked: Checked) -> PolicyQuestion:
     """Return what the policy is asked about a call. Requirements are the catalogue's."""
     spec = checked.spec
     return PolicyQuestion(
@@ -80,7 +80,7 @@ def _short(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PolicyAnswer:
     """A policy's answer. `park`: an operator may allow it nevertheless."""
 
     allow: bool
@@ -100,7 +100,7 @@ class Policy:
     ) -> None:
         self._mode = mode
         self._engine = decide
-        self._kept: TTLCache[PolicyQuestion, Decision] = TTLCache(_KEPT, keep_seconds, timer=clock)
+        self._kept: TTLCache[PolicyQuestion, PolicyAnswer] = TTLCache(_KEPT, keep_seconds, timer=clock)
 
     async def check(self, seat: SeatContext, checked: Checked) -> None:
         """The policy allows the call; else `Stopped`. An engine that cannot be asked, or that gives no clear answer,
@@ -108,11 +108,13 @@ class Policy:
         """
         if self._mode == "off":
             return
-        asked = asked_of(seat, checked)
+        asked = policy_question(seat, checked)
         try:
             decision = await self._decide(asked)
         except PolicyUnavailable as error:
-            decision = Decision(allow=False, reason=f"the policy cannot be asked ({error.message}); nothing runs until it can")
+            decision = PolicyAnswer(
+                allow=False, reason=f"the policy cannot be asked ({error.message}); nothing runs until it can"
+            )
         if decision.allow:
             metrics.POLICY_DECISIONS.add(checked.spec.name, "allowed")
             return
@@ -123,7 +125,7 @@ class Policy:
         metrics.POLICY_DECISIONS.add(checked.spec.name, "parked" if decision.park else "denied")
         raise Stopped(ToolStatus.BLOCKED, f"{asked.tool} is refused by policy: {decision.reason}", may_be_allowed=decision.park)
 
-    async def _decide(self, asked: PolicyQuestion) -> Decision:
+    async def _decide(self, asked: PolicyQuestion) -> PolicyAnswer:
         if (kept := self._kept.get(asked)) is not None:
             return kept
         if self._engine is None:
@@ -133,11 +135,11 @@ class Policy:
         return decision
 
 
-def _read(answer: object) -> Decision:
+def _read(answer: object) -> PolicyAnswer:
     """Return the decision in an answer; what is not clearly one is none."""
     if not isinstance(answer, Mapping):
         raise PolicyUnavailable("its answer is no object")
     allow, park, reason = answer.get("allow"), answer.get("park", False), answer.get("reason", "")
     if not isinstance(allow, bool) or not isinstance(park, bool) or not isinstance(reason, str):
         raise PolicyUnavailable("its answer has no allow that is true or false")
-    return Decision(allow, reason[:500] or ("" if allow else "no reason is given"), park)
+    return PolicyAnswer(allow, reason[:500] or ("" if allow else "no reason is given"), park)

@@ -59,7 +59,7 @@ class SharedRates:
         key = f"{tenant}.{spec.name.replace('.', '-')}"
         windows = _windows(spec)
         for _ in range(_TRIES):
-            document, revision = await self._bucket.revised(key)
+            document, revision = await self._bucket.get_with_revision(key)
             now = self._clock()
             known = [float(moment) for moment in (document or {}).get("calls", ())]
             calls = sorted(moment for moment in known if now - _HOUR < moment <= now + _HOUR)

@@ -37,7 +37,7 @@ def _all_set(tenant: str) -> Mapping[str, str]:
 class Rules:
     """`off` gives the names of the tools that a tenant is without; `toolkits` run, by category, the tools that a workspace
     does not run itself; `unset` says of the tools that lack a setting which it is: a tenant's agents are not offered them;
-    `parking` keeps what an operator may allow; `left` is told of each workspace that ends. The defaults are those of a gate that stands alone: a key of its own, and no policy engine.
+    `parking` keeps what an operator may allow; `close_workspace` is called with the id of each one that ends. The defaults are those of a gate that stands alone: a key of its own, and no policy engine.
     """
 
     catalogue: Mapping[str, ToolSpec] = field(default_factory=lambda: CATALOGUE)
@@ -49,7 +49,7 @@ class Rules:
     toolkits: Mapping[str, Toolkit] = field(default_factory=dict)
     parking: Parking | None = None
     rates: SharedRates | None = None
-    left: Callable[[str], Awaitable[None]] = _no_trace
+    close_workspace: Callable[[str], Awaitable[None]] = _no_trace
 
     def without(self, tenant: str) -> Collection[str]:
         """Return the names of the tools that a tenant's agents are not offered."""

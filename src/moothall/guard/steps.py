@@ -20,7 +20,7 @@ from moothall.guard.paths import covers, refuse_path
 from moothall.guard.seat import SeatContext, Stopped
 from moothall.guard.tokens import Tokens, request_digest
 from moothall.tools.arguments import canonical
-from moothall.tools.catalogue import CATALOGUE, ToolSpec, is_granted, offered
+from moothall.tools.catalogue import CATALOGUE, ToolSpec, is_granted, list_tools
 
 _MAX_REQUEST_ID = 200
 _CHOICES = 20  # that are named where another was given
@@ -54,7 +54,7 @@ def check_schema(
     """
     spec = catalogue.get(call.tool)
     if spec is None or spec.name in off:
-        raise Stopped(ToolStatus.INVALID, _unknown_tool(str(call.tool), offered(grant, without=off, catalogue=catalogue)))
+        raise Stopped(ToolStatus.INVALID, _unknown_tool(str(call.tool), list_tools(grant, without=off, catalogue=catalogue)))
     try:
         raw = canonical(call.arguments)
         plain = json.loads(raw)  # what is checked and run is what the digest is of
@@ -95,7 +95,7 @@ def check_grants(
     """The grant covers the tool, and no path leaves the workspace or is written though it is protected."""
     spec = checked.spec
     if not is_granted(grant, spec.name):
-        names = ", ".join(other.name for other in offered(grant, without=off, catalogue=catalogue)) or "none"
+        names = ", ".join(other.name for other in list_tools(grant, without=off, catalogue=catalogue)) or "none"
         raise Stopped(ToolStatus.BLOCKED, f"{spec.name} is not granted to this seat; granted are {names}")
     for path in checked.values(spec.paths):
         if reason := refuse_path(path):

@@ -21,7 +21,7 @@ TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor s
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from moothall.inside.commands import Ended
+    from moothall.inside.ended import Ended
 
     Once = Callable[[tuple[str, ...], float], Ended]
 
@@ -51,7 +51,7 @@ def _go(argv: tuple[str, ...], top: str, once: Once, seconds: Callable[[], float
     shutil.rmtree(built, ignore_errors=True)
     os.mkdir(built)
     texts, overlay = os.path.join(built, "texts"), os.path.join(built, "overlay.json")
-    _keeping([top], lambda: shutil.move(os.path.join(top, checks.INSTEAD), texts))
+    _keep_times([top], lambda: shutil.move(os.path.join(top, checks.INSTEAD), texts))
     with open(overlay, "w", encoding="utf-8") as file:
         json.dump({"Replace": {os.path.join(top, path): os.path.join(texts, path) for path in _inside(texts)}}, file)
     ended = once((*argv[:2], f"-overlay={overlay}", f"-exec={' '.join((*ours, 'keep', built))}", *argv[2:]), seconds())
@@ -63,7 +63,7 @@ def _go(argv: tuple[str, ...], top: str, once: Once, seconds: Callable[[], float
 def _cargo(argv: tuple[str, ...], top: str, once: Once, seconds: Callable[[], float], *, built: str) -> Ended:
     """They take the place of those in the tree until all is built; these are older than that, so that nothing is built again."""
     shutil.rmtree(built, ignore_errors=True)
-    _keeping([top], lambda: shutil.move(os.path.join(top, checks.INSTEAD), built))
+    _keep_times([top], lambda: shutil.move(os.path.join(top, checks.INSTEAD), built))
     paths = _inside(built)
     folders = [top, *{os.path.dirname(os.path.join(top, path)) for path in paths}]
     now = time.time_ns()  # of both: a build script that names no files is run again where the newest of a package is another
@@ -76,7 +76,7 @@ def _cargo(argv: tuple[str, ...], top: str, once: Once, seconds: Callable[[], fl
             os.rename(f"{ours}.moved", ours)
             os.utime(theirs, ns=(now, now))
 
-    _keeping(folders, swap)
+    _keep_times(folders, swap)
     at = argv.index("--") if "--" in argv else len(argv)
     ended = once((*argv[:at], "--no-run"), seconds())
 
@@ -84,7 +84,7 @@ def _cargo(argv: tuple[str, ...], top: str, once: Once, seconds: Callable[[], fl
         swap()
         shutil.rmtree(built)
 
-    _keeping(folders, back)
+    _keep_times(folders, back)
     return once(argv, seconds()) if ended.status == "success" and not ended.exit_code else ended
 
 
@@ -92,7 +92,7 @@ def _inside(folder: str) -> list[str]:
     return [os.path.relpath(os.path.join(at, name), folder) for at, _, names in os.walk(folder) for name in names]
 
 
-def _keeping(folders: list[str], do: Callable[[], object]) -> None:
+def _keep_times(folders: list[str], do: Callable[[], object]) -> None:
     """Do it, and leave folders with the times that they had."""
     times = [(folder, os.stat(folder)) for folder in folders]
     do()

@@ -11,8 +11,8 @@ import os
 import time
 
 from moothall.inside import built, cases, checks
-from moothall.inside.commands import Ended, encode_result
 from moothall.inside.confinement import ROOT
+from moothall.inside.ended import Ended
 from moothall.inside.findings import findings, is_linter
 from moothall.inside.streams import Stream
 
@@ -65,7 +65,7 @@ class Checking:
         """Read the end of it."""
         return self._stream.end()
 
-    def stuck(self) -> str:
+    def check_stuck(self) -> str:
         """Say whether the cases hang: the first was told of, and then nothing for too long. Go has a limit of its own."""
         now = time.monotonic()
         if not self._seconds or now < self._looked + _LOOK_SECONDS or self._argv[:1] == ("go",):
@@ -93,10 +93,10 @@ class Checking:
             ended = once({"PYTEST_ADDOPTS": "", "NODE_OPTIONS": ""}, until - time.monotonic())  # it doesn't find our reporters
         for _ in range(_PROCESSES):
             cases.read_folder(self._cases, self.folder)
-            if not checks.is_pytest(self._argv) or not self._lost(ended) or time.monotonic() > until:
+            if not checks.is_pytest(self._argv) or not self._is_cut_short(ended) or time.monotonic() > until:
                 break
             self._stop(ended)
-            if written := _steering(self.cwd, self._begun):
+            if written := _steering_file(self.cwd, self._begun):
                 self._cases.tell(
                     written, cases.ERRORED, said="it steers the runner, was written while that ran, and is not run with"
                 )
@@ -105,7 +105,7 @@ class Checking:
             ended = _join(ended, once({"MOOTHALL_AGAIN": "1"}, until - time.monotonic()))
         return self._answer(ended)
 
-    def _lost(self, ended: Ended) -> bool:
+    def _is_cut_short(self, ended: Ended) -> bool:
         """Whether the process ended within a case."""
         return ended.status in {"success", _STUCK} and not self._cases.ended and bool(self._cases.begun)
 
@@ -119,7 +119,7 @@ class Checking:
         self._cases.stop(limit)
 
     def _answer(self, ended: Ended) -> dict[str, Any]:
-        if ended.status == _STUCK or (self._cases.begun and (ended.status != "success" or self._lost(ended))):
+        if ended.status == _STUCK or (self._cases.begun and (ended.status != "success" or self._is_cut_short(ended))):
             self._stop(ended)
         found = self._cases
         if self._reports:
@@ -129,7 +129,7 @@ class Checking:
         for path in [path for path, at in self._data.items() if _changed(path) != at][:_SHOWN]:
             found.tell(path := os.path.relpath(path, ROOT), cases.SKIPPED)
             found.said[path] = cases.WRITTEN
-        answer = encode_result(ended)
+        answer = ended.document()
         linted = findings(answer["output"]) if is_linter(self._argv) and ended.exit_code else []
         if ended.status == _STUCK:
             answer["status"], answer["exit_code"] = "success", 1
@@ -175,7 +175,7 @@ def _changed(path: str) -> int:
         return 0
 
 
-def _steering(top: str, since: float) -> str:
+def _steering_file(top: str, since: float) -> str:
     """Return the first file below `top` that steers a runner of Python and was written since, '' where there is none."""
     for at, _, names in os.walk(top):
         for name in names:

@@ -68,7 +68,7 @@ class Coder:
         self._cpu = self._usage()["cpu_ms"]
         self._printed, self._room, self._asked = [], int(request["output_bytes"]), 0
         begun = time.monotonic()
-        if why := self._unsupported(request["code"]):
+        if why := self._find_unsupported(request["code"]):
             answer: Message = {"status": "unsupported", "why": why}
         else:
             answer = self._run(request)
@@ -85,7 +85,7 @@ class Coder:
             self._worker = next(iter(others()), "none")
         return _measure(self._worker)
 
-    def _unsupported(self, code: str) -> str:
+    def _find_unsupported(self, code: str) -> str:
         """Ask Monty about what the code imports, before any of it runs: why it is not for Monty, or nothing."""
         try:
             tree = ast.parse(code)
@@ -142,7 +142,7 @@ class Coder:
         sys.exit(0)
 
     def _print(self, begun: float) -> Any:
-        def printed(_stream: str, text: str) -> None:
+        def collect(_stream: str, text: str) -> None:
             self._room -= len(text.encode("utf-8", "replace"))
             if self._room < 0:
                 # Monty would go on until its time is over: this process ends with it, and another takes its place.
@@ -150,7 +150,7 @@ class Coder:
                 os._exit(0)
             self._printed.append(text)
 
-        return printed
+        return collect
 
     def _send(self, message: Message) -> None:
         data = memoryview(pack(message))

@@ -15,12 +15,13 @@ import signal
 import time
 
 from moothall.inside.confinement import spare_the_others
-from moothall.inside.processes import Seen, kill_all, sample, shared_out
+from moothall.inside.ended import Ended
+from moothall.inside.processes import Seen, kill_all, read_pss, sample
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, NoReturn
+    from typing import NoReturn
 
     from moothall.inside.checking import Checking
     from moothall.inside.talk import Talk
@@ -60,22 +61,6 @@ class Walls:
         self.wall_seconds, self.cpu_seconds = wall_seconds, cpu_seconds
         self.output_bytes, self.memory_bytes = output_bytes, memory_bytes
         self.processes, self.file_bytes, self.in_cgroup = processes, file_bytes, in_cgroup
-
-
-class Ended:
-    """How a command ended: `status` is a tool status; `output` its head and tail; `total` all it printed."""
-
-    __slots__ = ("cpu_ms", "exit_code", "max_rss_bytes", "output", "seconds", "status", "total")
-
-    def __init__(
-        self, *, status: str, exit_code: int, output: bytes, total: int, seconds: float, cpu_ms: int, max_rss_bytes: int
-    ) -> None:
-        self.status, self.exit_code, self.output, self.total = status, exit_code, output, total
-        self.seconds, self.cpu_ms, self.max_rss_bytes = seconds, cpu_ms, max_rss_bytes
-
-    def usage(self) -> dict[str, int]:
-        """Return what the kernel measured, children included."""
-        return {"cpu_ms": self.cpu_ms, "max_rss_bytes": self.max_rss_bytes}
 
 
 class _Kept:
@@ -175,7 +160,7 @@ def _watch(
         child()
     os.close(writing)
     if side:
-        side.started()
+        side.close_theirs()
     watch = _Watch(
         reading, os.pidfd_open(pid), wakeup, walls=walls, deadline=begun + walls.wall_seconds, side=side, reader=reader
     )
@@ -285,7 +270,7 @@ class _Watch:
         sample(self.seen)
         now = time.monotonic()
         self._next_sample = now + max(_SAMPLE_SECONDS, 10 * (now - begun))
-        return _broken_limit(self.seen, self._walls) or (self._reader.stuck() if self._reader else "")
+        return _broken_limit(self.seen, self._walls) or (self._reader.check_stuck() if self._reader else "")
 
 
 def _broken_limit(seen: Seen, walls: Walls) -> str:
@@ -293,7 +278,7 @@ def _broken_limit(seen: Seen, walls: Walls) -> str:
         return "processes"
     if seen.memory > walls.memory_bytes and not walls.in_cgroup:
         # Pages that forked processes share were counted for each: look closer before judging.
-        seen.memory = shared_out()
+        seen.memory = read_pss()
         if seen.memory > walls.memory_bytes:
             return "memory"
     return "cpu" if seen.cpu_seconds > walls.cpu_seconds else ""
@@ -311,15 +296,3 @@ def _why(code: int, output: bytes, seen: Seen, walls: Walls, cpu: float) -> str:
             if re.search(words, tail) and (status != "processes" or seen.processes * 2 >= walls.processes):
                 return status
     return "success"
-
-
-def encode_result(ended: Ended) -> dict[str, Any]:
-    """Return how a command ended as a message."""
-    return {
-        "status": ended.status,
-        "exit_code": ended.exit_code,
-        "output": ended.output.decode("utf-8", "replace"),
-        "output_bytes": ended.total,
-        "duration_ms": round(ended.seconds * 1000),
-        "usage": ended.usage(),
-    }

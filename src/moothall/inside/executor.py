@@ -19,8 +19,9 @@ import sys
 import time
 
 from moothall.inside import files, texts
-from moothall.inside.commands import Ended, Walls, call, encode_result, run
+from moothall.inside.commands import Walls, call, run
 from moothall.inside.confinement import ROOT, shut_in
+from moothall.inside.ended import Ended
 from moothall.inside.paths import ToolFailure, clean_for_writing, open_parent
 from moothall.inside.processes import kill_all, others
 from moothall.inside.protocol import Frames, ProtocolError, pack
@@ -154,7 +155,7 @@ class Executor:
             return self._run_check(argv, request)
         cwd = os.path.join(ROOT, str(request.get("folder") or ""))  # noqa: PTH118 - pathlib costs start time
         ended = run(argv, cwd=cwd, env=request["env"], walls=self._walls(request), wakeup=self._link, stopped=self._find_stop)
-        return encode_result(ended)
+        return ended.document()
 
     def _run_check(self, argv: tuple[str, ...], request: Message) -> Message:
         from moothall.inside.checking import Checking  # costs start time, and most workspaces run no check at first
@@ -193,7 +194,7 @@ class Executor:
         finally:
             self._talk = None
             talk.close()
-        return {**encode_result(ended), "end": talk.end}
+        return {**ended.document(), "end": talk.end}
 
     def _processes(self, _request: Message) -> Message:
         found = []

@@ -69,9 +69,9 @@ class Face:
         given = dict(zip(known, args, strict=False))
         if twice := set(given) & set(kwargs):
             raise TypeError(f"{tool} got {min(twice)!r} twice")
-        return self._asked(tool, {**given, **kwargs})
+        return self._call(tool, {**given, **kwargs})
 
-    def _asked(self, tool: str, arguments: Message) -> Message:
+    def _call(self, tool: str, arguments: Message) -> Message:
         answer = self._ask(tool, {name: plain(value) for name, value in arguments.items()})
         if answer.get("status") != "success":
             raise ToolError(tool, str(answer.get("status")), str(answer.get("error") or "no reason was given"))
@@ -83,7 +83,7 @@ class Face:
         parts: list[str] = []
         start, lines, total = 1, _LINES, 1
         while start <= total:
-            part = self._asked("files.read", {"path": path, "start": start, "lines": lines})
+            part = self._call("files.read", {"path": path, "start": start, "lines": lines})
             content, total = str(part["content"]), int(part["total_lines"])
             wanted = min(lines, total - start + 1)
             last = start + wanted > total
@@ -97,15 +97,15 @@ class Face:
         return "".join(parts)
 
     def _write(self, path: str, content: str) -> None:
-        self._asked("files.write", {"path": path, "content": content})
+        self._call("files.write", {"path": path, "content": content})
 
     def _glob(self, pattern: str) -> list[str]:
-        return [path for path in self._asked("files.list", {"glob": pattern})["entries"] if not path.endswith("/")]
+        return [path for path in self._call("files.list", {"glob": pattern})["entries"] if not path.endswith("/")]
 
     def _run(self, prompts: Any, tools: Any = None) -> Any:
         single = isinstance(prompts, str)
         narrower = {} if tools is None else {"tools": list(tools)}
-        answers = self._asked("agents.run", {"prompts": [prompts] if single else list(prompts), **narrower})["answers"]
+        answers = self._call("agents.run", {"prompts": [prompts] if single else list(prompts), **narrower})["answers"]
         return answers[0] if single else answers
 
 

@@ -59,7 +59,7 @@ def sample(seen: Seen) -> None:
     seen.cpu_seconds = max(seen.cpu_seconds, ticks / _TICKS)
 
 
-def shared_out() -> int:
+def read_pss() -> int:
     """Return the bytes of all processes here, a page that several share divided among them."""
     total = 0
     for pid in others():

@@ -119,7 +119,7 @@ def _holder(wanted: Wanted) -> Definition:
         return fits[0]
     word = _CLASSES[language]
     known = [item for item in wanted.found if item.is_type and item.body is not None]
-    have = f"there are {wanted.listed(known)}" if known else "the file has none"
+    have = f"there are {wanted.list_definitions(known)}" if known else "the file has none"
     many = "more than one" if fits else "no"
     raise ToolFailure(f"there is {many} {word} {'.'.join(above)!r} to add {parts[-1]!r} to; {have}")
 

@@ -169,11 +169,11 @@ class Plain:
             place = f"{binary} {found['source']}" if found["source"] else binary
         else:
             return
-        self._lost()
+        self._tell_crash()
         number = self._places[place] = self._places.get(place, 0) + 1
         self._place = place if number == 1 else f"{place} #{number}"
 
-    def _lost(self) -> None:
+    def _tell_crash(self) -> None:
         """A binary ended before it said its result: it crashed."""
         if self._open:
             self._open = False
@@ -191,7 +191,7 @@ class Plain:
             self._open, self._said_of = False, ""
             self._cases.forget(self._id(""))  # of long ones only: it said how each of its tests ended
         elif text.startswith("error: ") and self._open:
-            self._lost()
+            self._tell_crash()
         elif (found := _LONG.match(text)) and self._open:
             self._cases.begin(self._id(found["name"]))
         elif (found := _TEST.match(text)) and self._open:

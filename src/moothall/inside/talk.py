@@ -71,7 +71,7 @@ class Talk:
         except OSError:
             self._closed = True
 
-    def started(self) -> None:
+    def close_theirs(self) -> None:
         """Leave its end to the command, which has begun."""
         os.close(self.theirs)
 

@@ -104,15 +104,17 @@ class Wanted:
             return near[0]
         if len(near) == 1:
             raise ToolFailure(
-                f"there is no {self.parts[-1]!r} outside a class; {self.listed(near)}: give that name to replace it"
+                f"there is no {self.parts[-1]!r} outside a class; {self.list_definitions(near)}: give that name to replace it"
             )
-        raise ToolFailure(f"{'.'.join(self.parts)!r} is defined {len(near)} times: {self.listed(near)}. {_HOW_TO_CHOOSE}")
+        raise ToolFailure(
+            f"{'.'.join(self.parts)!r} is defined {len(near)} times: {self.list_definitions(near)}. {_HOW_TO_CHOOSE}"
+        )
 
     def _is_member(self, item: Definition) -> bool:
         holder = next((other for other in self.found if other.parts == item.parts[:-1]), None)
         return holder is not None and holder.is_type
 
-    def listed(self, items: Sequence[Definition]) -> str:
+    def list_definitions(self, items: Sequence[Definition]) -> str:
         """Name some definitions and their lines."""
         shown = [f"{item.label(self.language)!r} on line {item.line}" for item in items[:_SHOWN]]
         return ", ".join(shown) + (f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else "")

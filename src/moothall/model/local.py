@@ -68,14 +68,14 @@ def _percents(tell: Callable[[str], None]) -> Callable[[int, int], None]:
     """Turn bytes into a sentence at each new percent."""
     last = -1
 
-    def told(done: int, total: int) -> None:
+    def tell_percent(done: int, total: int) -> None:
         nonlocal last
         percent = done * 100 // total
         if percent != last:
             last = percent
             tell(f"fetching the local model, once: {percent} % of {total // 1_000_000} MB")
 
-    return told
+    return tell_percent
 
 
 @dataclass(slots=True)

@@ -51,11 +51,11 @@ class ReplicatedModel:
     ) -> ChatReply:
         """Ask the deliberation's own server, then those that stand in. Raises what `OpenAIModel.chat` raises."""
 
-        async def asked(server: OpenAIModel) -> ChatReply:
+        async def ask_server(server: OpenAIModel) -> ChatReply:
             free = request.schema is not None and server not in self._servers and await server.reply_mode() != "json"
             return await server.chat(replace(request, schema=None) if free else request, on_text, ours=ours)
 
-        return await self._first(request.call_id, asked)
+        return await self._first(request.call_id, ask_server)
 
     async def reply_mode(self) -> ReplyMode:
         """Return what the first server that answers says: all have the same model, and the operator the same flags."""

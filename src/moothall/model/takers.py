@@ -55,7 +55,7 @@ class WholeTaker:
         self._held += len(data)
         if self.status >= _REFUSED:
             return self._held >= _ERROR_BYTES
-        self._bound(self._held)
+        self._check_size(self._held)
         return False
 
     def end(self) -> None:
@@ -73,7 +73,7 @@ class WholeTaker:
             said = f"redirects to {plain(moved)}"
         raise Rejected(self.status, said)
 
-    def _bound(self, size: int) -> None:
+    def _check_size(self, size: int) -> None:
         if size > self._limit:
             raise ModelReplyInvalid(
                 f"{self._url} went on past {self._limit} bytes of answer (MOOTHALL_LLM__MAX_REPLY_BYTES); the call was ended"
@@ -134,7 +134,7 @@ class ChatTaker(WholeTaker):
         self._pieces.clear()
         self._held = 0
         self._take(events.feed(whole))
-        self._bound(max(self.assembly.text_bytes, events.held, self._received // _STREAM_OVERHEAD))
+        self._check_size(max(self.assembly.text_bytes, events.held, self._received // _STREAM_OVERHEAD))
 
     def _take(self, events: Iterable[str]) -> None:
         for data in events:

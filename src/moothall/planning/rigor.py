@@ -115,7 +115,7 @@ def rate(report: Report, level_name: str = "") -> Rating:
             points += weight * share
             if share < 1:
                 reasons.append(f"{reason}: {round(weight * share)} of {weight} points")
-    blocking = list(_blocking(report, level))
+    blocking = list(_find_blockers(report, level))
     score = math.floor(points + 1e-6)
     decision: Decision = "block" if blocking or score < level.warn else "warn" if score < level.pass_ else "pass"
     if decision != "pass" and not blocking:
@@ -123,7 +123,7 @@ def rate(report: Report, level_name: str = "") -> Rating:
     return Rating(score=score, rigor=name, reasons=(*(f"blocks: {said}" for said in blocking), *reasons), decision=decision)
 
 
-def _blocking(report: Report, level: Level) -> Iterator[str]:
+def _find_blockers(report: Report, level: Level) -> Iterator[str]:
     for part in level.required:
         if _evidence(part, report) is None:
             yield f"no evidence of {part}, which this level requires"

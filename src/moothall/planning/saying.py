@@ -56,7 +56,7 @@ async def pause(desk: Deliberations, task_id: str, who: Principal, *, paused: bo
 async def remark(board: Board, desk: Deliberations, story_id: str, text: str, who: Principal, *, place: Spot, key: str) -> None:
     """Say something of a line of what was built for a story. Raises `NotFound`, and `InvalidRequest` where its diff has no such line."""
     card = await board.card(story_id, who)
-    outcome = await desk.result(check_id(place.task_id or _checked(card), "task_id"), who)
+    outcome = await desk.result(check_id(place.task_id or _check_task(card), "task_id"), who)
     if outcome.story_id != card.story.id:
         raise InvalidRequest(f"task {outcome.task_id} is not of story {card.story.id}")
     await remark_on(board, outcome, _find(outcome, place), text, who, key=key)
@@ -68,7 +68,7 @@ async def remark_on(board: Board, outcome: Outcome, line: Line, text: str, who: 
     await board.comment(outcome.story_id, text, who, key=key, on=on)
 
 
-def _checked(card: Card) -> str:
+def _check_task(card: Card) -> str:
     """Return the task that brought a story together last."""
     if card.check is None or not (task_id := str(card.check.data.get("task_id") or "")):
         raise InvalidRequest(f"story {card.story.id} was not checked as a whole yet: name the task whose diff you mean")

@@ -39,7 +39,7 @@ class Scopes(BaseModel):
             raise ValueError(f"nothing says what {', '.join(sorted(unknown))} is worth")
         return self
 
-    def allowed(self, role: str, phase: str) -> tuple[Scope, ...]:
+    def allowed_scopes(self, role: str, phase: str) -> tuple[Scope, ...]:
         """Return what may be told to a role in a phase; each may be empty. Raises `InvalidRequest`."""
         phase = phase.strip().lower() or self.phase
         if phase not in self.phases:
@@ -56,7 +56,7 @@ class Scopes(BaseModel):
         if self.notes[kind] not in self.roles[role]:
             raise Refused(f"{role} is not told {self.notes[kind]}, and so may not note a {kind}")
 
-    def noted(self, told: Sequence[str]) -> tuple[str, ...]:
+    def note_kinds(self, told: Sequence[str]) -> tuple[str, ...]:
         """Return the kinds of notes that are told with these scopes."""
         return tuple(kind for kind, scope in self.notes.items() if scope in told)
 

@@ -265,7 +265,7 @@ class Work:
         }
         if story.repository is not None and card.commits:
             name = f"{story.id}-{card.checks + 1}" if card.checks else story.id
-            aim = Aim(story.repository, story.id, _plan_id(card), _told(story), Constraints(requirements=story.ac))
+            aim = Aim(story.repository, story.id, _plan_id(card), _story_text(story), Constraints(requirements=story.ac))
             end = await together(self._desk, name, card.commits, aim, who)
             tried = end.commit_sha or next((result.commit_sha for result in end.results), "")
             data |= {"task_id": end.task_id, "branch": end.branch, "commit_sha": tried}
@@ -321,24 +321,24 @@ def _plan_id(card: Card) -> str:
     return str(card.plan.data.get("plan_id", "")) if card.plan else ""
 
 
-def _told(story: Story) -> str:
+def _story_text(story: Story) -> str:
     return "\n\n".join(part for part in (story.title, story.brief) if part) or f"Story {story.id}."
 
 
 def _repair(card: Card, plan_id: str, limits: Limits) -> AtomicTask:
     """Return the task of a story that was sent back, or does not go together with its base: on what there is of it, told why."""
 
-    def told(why: str, start: str) -> AtomicTask:
+    def repair_task(why: str, start: str) -> AtomicTask:
         return repair(card.story, plan_id, why, start, tenant=_tenant(card), chars=limits.task_chars, remarks=card.remarks)
 
     entered = card.entered.data if card.entered else {}
     if card.delivery is not None and card.delivery.data.get("status") == FAILED and not card.commits:
         said = card.delivery.data
-        return told(str(said["why"]), str(said["start"]))
+        return repair_task(str(said["why"]), str(said["start"]))
     checked = str(card.check.data.get("commit_sha") or "") if card.check else ""
     start = checked or next(iter(card.commits), "")
     comment = str(entered.get("comment") or "") or (str(card.check.data.get("why") or "") if card.check else "")
-    return told(comment, start)
+    return repair_task(comment, start)
 
 
 def _aim(task: AtomicTask) -> Aim:

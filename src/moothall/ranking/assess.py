@@ -64,7 +64,7 @@ def assess(
     names = (*profile.checks, *sorted(set(runs) - set(profile.checks)))
     required = tuple(name for name in profile.checks if name not in profile.advisory)
     compared = [_Compared(name, prepared_runs.get(name), runs.get(name), forgiven, changed) for name in names]
-    fixed = {item.name: item.fixed(own_tests, altered) for item in compared if item.name not in profile.advisory}
+    fixed = {item.name: item.fixed_cases(own_tests, altered) for item in compared if item.name not in profile.advisory}
     barren = not any(item.shows_green for item in compared if item.name in required)
     proven = any(fixed.values())
     evidence = tuple(
@@ -95,7 +95,7 @@ def cases_of(run: CheckRun) -> Mapping[str, str]:
     return {run.check: str(run.verdict) if run.status == "success" else "errored"}
 
 
-def differing(one: CheckRun, other: CheckRun) -> set[str]:
+def differing_cases(one: CheckRun, other: CheckRun) -> set[str]:
     """Return the cases that two runs of the same tree tell differently. A run that was stopped tells nothing."""
     if other.status != "success" or one.status != "success":
         return set()
@@ -103,7 +103,7 @@ def differing(one: CheckRun, other: CheckRun) -> set[str]:
     return {case for case in first.keys() & second.keys() if (first[case] in RED) != (second[case] in RED)}
 
 
-def told_once(one: CheckRun, other: CheckRun) -> set[str]:
+def unmatched_cases(one: CheckRun, other: CheckRun) -> set[str]:
     """Return the cases that only one of two runs of the untouched base told of, as where a name holds a random number or the time.
 
     Not for a candidate's runs: its code could end one of them early.
@@ -151,7 +151,7 @@ class _Compared:
             concerns(case, base.details.get(case, ""), now.details.get(case, ""), changed, task) for case in self.red_before
         )
 
-    def fixed(self, own_tests: Sequence[str], altered: Sequence[str] = ()) -> list[str]:
+    def fixed_cases(self, own_tests: Sequence[str], altered: Sequence[str] = ()) -> list[str]:
         """Cases that were red and are green, and not by the author; a linter proves nothing."""
         base, now = self._base, self.now
         if base is None or now is None or base.findings or now.findings:

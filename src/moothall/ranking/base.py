@@ -13,7 +13,7 @@ from moothall.domain.evidence import RED, CheckRun, Verdict
 from moothall.domain.repository import Prepared
 from moothall.domain.task import VALIDATION
 from moothall.ranking.assess import cases_of
-from moothall.ranking.gates import named, plain
+from moothall.ranking.gates import name_cases, plain
 
 _SLOW_MS = 1000
 _SLOWEST = 5
@@ -64,7 +64,7 @@ class CheckRow:
             counts = [(self.green, "passed"), (len(self.red), "red"), (self.skipped, "skipped"), (len(self.flaky), "flaky")]
             names = {"red": self.red, "flaky": self.flaky}
             said = ", ".join(
-                f"{count} {word}" + (f" ({named(names[word])})" if word in names else "") for count, word in counts if count
+                f"{count} {word}" + (f" ({name_cases(names[word])})" if word in names else "") for count, word in counts if count
             )
         else:
             said = str(self.verdict)

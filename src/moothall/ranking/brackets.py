@@ -26,7 +26,7 @@ def closings(text: str, language: Literal["rust", "script"]) -> dict[int, int]:
     return found
 
 
-def closing(text: str, at: int, language: Literal["rust", "script"]) -> int:
+def bracket_end(text: str, at: int, language: Literal["rust", "script"]) -> int:
     """Return the place behind the bracket that closes the one at `at`, outside of strings and comments; 0 where none does."""
     depth = 0
     for match in _SKIPPED[language].finditer(text, at):

@@ -30,7 +30,7 @@ def data_files(diff: str, own_tests: Iterable[str]) -> tuple[str, ...]:
     )
 
 
-def named_by_tests(paths: Iterable[str], tests: Mapping[str, str]) -> tuple[str, ...]:
+def find_mentions(paths: Iterable[str], tests: Mapping[str, str]) -> tuple[str, ...]:
     """Return those that a test file names, as `path:1: …`. `tests`: the base's, by path."""
     found = []
     for path in paths:

@@ -32,7 +32,7 @@ def altered_examples(diff: str, base: Mapping[str, str]) -> tuple[str, ...]:
             found.append(part.path)
         elif part.path in base and part.path.endswith((".py", ".rs")):
             read = _of_python if part.path.endswith(".py") else _of_rust
-            before, after = Counter(read(base[part.path])), Counter(read(part.applied(base[part.path])))
+            before, after = Counter(read(base[part.path])), Counter(read(part.apply(base[part.path])))
             if before - after:
                 found.append(part.path)
     return tuple(found)
@@ -54,10 +54,10 @@ def _of_python(text: str) -> Iterator[tuple[str, str]]:
     """Yield by the name of what it documents all that a docstring runs: a line more may make another example hold."""
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield from _documented(ast.parse(text), "")
+        yield from _read_examples(ast.parse(text), "")
 
 
-def _documented(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
+def _read_examples(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         said = ast.get_docstring(node) or ""
         if ">>>" in said:
@@ -67,7 +67,7 @@ def _documented(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
             except ValueError:
                 yield name, said
     for child in ast.iter_child_nodes(node):
-        yield from _documented(child, f"{name}.{getattr(child, 'name', '')}" if hasattr(child, "name") else name)
+        yield from _read_examples(child, f"{name}.{getattr(child, 'name', '')}" if hasattr(child, "name") else name)
 
 
 def _of_rust(text: str) -> Iterator[tuple[str, str]]:

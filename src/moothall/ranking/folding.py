@@ -33,7 +33,7 @@ _DECODERS: Mapping[str, Callable[[str], str]] = {
 }
 
 
-def decoded(text: str) -> Iterator[str]:
+def decodings(text: str) -> Iterator[str]:
     """Yield what a word may stand for: base64, hexadecimal, and itself from its end."""
     for decode in (_base64, _DECODERS["fromhex"]):
         with suppress(ValueError, binascii.Error):
@@ -41,7 +41,7 @@ def decoded(text: str) -> Iterator[str]:
     yield text[::-1]
 
 
-def folded(source: str) -> dict[str, int]:
+def fold_strings(source: str) -> dict[str, int]:
     """Return the strings that a module makes, and the line where each first is. Nothing where it cannot be parsed."""
     try:
         with warnings.catch_warnings():
@@ -92,21 +92,21 @@ class _Folding:
             case ast.BinOp(op=ast.Add(), left=left, right=right):
                 return self.text(left, depth) + self.text(right, depth)
             case ast.BinOp(op=ast.Mod(), left=left, right=right):
-                return self._filled(self.text(left, depth), right.elts if isinstance(right, ast.Tuple) else [right], {}, depth)
+                return self._fill(self.text(left, depth), right.elts if isinstance(right, ast.Tuple) else [right], {}, depth)
             case ast.Subscript(value=value, slice=ast.Slice(lower=None, upper=None, step=ast.UnaryOp(op=ast.USub()))):
                 return self.text(value, depth)[::-1]
             case ast.Call(func=func, args=args, keywords=keywords):
-                return self._called(func, args, {word.arg: word.value for word in keywords if word.arg}, depth)
+                return self._fold_call(func, args, {word.arg: word.value for word in keywords if word.arg}, depth)
         return UNKNOWN
 
-    def _called(self, func: ast.expr, args: Sequence[ast.expr], words: Mapping[str, ast.expr], depth: int) -> str:  # noqa: PLR0911 - as above
+    def _fold_call(self, func: ast.expr, args: Sequence[ast.expr], words: Mapping[str, ast.expr], depth: int) -> str:  # noqa: PLR0911 - as above
         name = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
         owner = func.value if isinstance(func, ast.Attribute) else None
         first = args[0] if args else None
         if name == "join" and owner is not None and first is not None:
             return self.text(owner, depth).join(self._items(first, depth))
         if name == "format" and owner is not None:
-            return self._filled(self.text(owner, depth), args, words, depth)
+            return self._fill(self.text(owner, depth), args, words, depth)
         if name == "replace" and owner is not None and len(args) > 1:
             return self.text(owner, depth).replace(self.text(args[0], depth), self.text(args[1], depth))
         if name in _DECODERS and first is not None:
@@ -141,7 +141,7 @@ class _Folding:
             case _:
                 yield from self.text(node, depth)
 
-    def _filled(self, text: str, args: Sequence[ast.expr], words: Mapping[str, ast.expr], depth: int) -> str:
+    def _fill(self, text: str, args: Sequence[ast.expr], words: Mapping[str, ast.expr], depth: int) -> str:
         rest = iter(args)
 
         def value(match: re.Match[str]) -> str:

@@ -42,12 +42,12 @@ def _failures(candidate: Candidate) -> Iterable[str]:
         _AGAINST[item.check](item) for item in found.evidence if item.check in _AGAINST and item.verdict is Verdict.FAILED
     )
     if lost := found.regressions:
-        yield f"{len(lost)} {'test' if len(lost) == 1 else 'tests'} that passed on the base {'does' if len(lost) == 1 else 'do'} not any more: {named(lost)}."
+        yield f"{len(lost)} {'test' if len(lost) == 1 else 'tests'} that passed on the base {'does' if len(lost) == 1 else 'do'} not any more: {name_cases(lost)}."
 
 
 _AGAINST: Mapping[str, Callable[[Evidence], str]] = {
     COUNTER: lambda item: f"Forged: {plain(item.why, 300)}.",
-    SECRETS: lambda item: f"What looks like a key or password is made of parts at {named(item.look)}.",
+    SECRETS: lambda item: f"What looks like a key or password is made of parts at {name_cases(item.look)}.",
 }
 
 
@@ -58,7 +58,7 @@ def counts(item: Evidence) -> str:
     return f" ({item.passed} of {total} passed{before})" if total else ""
 
 
-def named(cases: Sequence[str]) -> str:
+def name_cases(cases: Sequence[str]) -> str:
     """Return the first of some names."""
     more = ", …" if len(cases) > _SHOWN else ""
     return ", ".join(plain(case) for case in cases[:_SHOWN]) + more
@@ -67,10 +67,10 @@ def named(cases: Sequence[str]) -> str:
 def _because(item: Evidence) -> str:
     """What is new and red; else what stopped the check; else what should have become green."""
     if item.red:
-        return f": {named(item.red)}"
+        return f": {name_cases(item.red)}"
     if item.why:
         return f": {plain(item.why, 200)}"
-    return f": red as on the base: {named(item.red_before)}" if item.red_before else ""
+    return f": red as on the base: {name_cases(item.red_before)}" if item.red_before else ""
 
 
 def plain(text: str, chars: int = _NAME_CHARS) -> str:

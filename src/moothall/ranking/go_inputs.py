@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moothall.ranking.brackets import closings
-from moothall.ranking.inputs import Input, differing, inputs
+from moothall.ranking.inputs import Input, differing_names, inputs
 from moothall.ranking.normal import code_of
 from moothall.ranking.script_inputs import script_calls_of
 
@@ -33,7 +33,7 @@ class GoInput(Input):
 
 def changed_go_functions(base: str, texts: Sequence[str]) -> tuple[str, ...]:
     """Return the functions that all texts define with the same parameters, of plain types, and that differ among them."""
-    return differing(_functions("", base), [_functions("", text) for text in texts])
+    return differing_names(_functions("", base), [_functions("", text) for text in texts])
 
 
 def go_inputs(name: str, sources: Sequence[str], text: str, most: int) -> tuple[Input, ...]:
@@ -45,7 +45,7 @@ def go_inputs(name: str, sources: Sequence[str], text: str, most: int) -> tuple[
     made: dict[Input, None] = {}
     for item in inputs(name, shown, signature, 4 * most):
         given, named = ast.literal_eval(item.arguments)
-        spelt = [go_spelt(value, kind) for value, kind in zip(given, types, strict=False)]
+        spelt = [spell_go(value, kind) for value, kind in zip(given, types, strict=False)]
         if len(given) == len(types) and not named and all(spelt):
             made[GoInput(name, repr((tuple(spelt), {"returns": bool(results), "types": types})))] = None
     return tuple(made)[:most]
@@ -81,10 +81,10 @@ def plain_kind(kind: str) -> str:
     return plain.get(kind, "int" if _WHOLE.fullmatch(kind) else "")
 
 
-def go_spelt(value: Any, kind: str) -> str:
+def spell_go(value: Any, kind: str) -> str:
     """Return a value as Go spells it; nothing where it does not fit the type."""
     if kind.startswith("[]"):
-        inner = [go_spelt(item, kind[2:]) for item in value] if isinstance(value, list) else [""]
+        inner = [spell_go(item, kind[2:]) for item in value] if isinstance(value, list) else [""]
         return f"{kind}{{{', '.join(inner)}}}" if all(inner) else ""
     if kind == "bool" or isinstance(value, bool):
         return ("true" if value else "false") if kind == "bool" and isinstance(value, bool) else ""

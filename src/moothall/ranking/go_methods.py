@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from moothall.ranking.brackets import closings
-from moothall.ranking.go_inputs import go_parameters, go_spelt, plain_kind, plain_lists
-from moothall.ranking.inputs import LONG, Arguments, Input, differing
-from moothall.ranking.instances import Made, made_in, with_variants
+from moothall.ranking.go_inputs import go_parameters, plain_kind, plain_lists, spell_go
+from moothall.ranking.inputs import LONG, Arguments, Input, differing_names
+from moothall.ranking.instances import Made, find_instances, with_variants
 from moothall.ranking.normal import code_of
 
 _METHOD = re.compile(r"(?m)^func \((?:\w+ )?\*?(?P<type>\w+)\) (?P<name>\w+)\((?P<given>[^()]*)\)(?P<result>[^{}\n]*)\{$")
@@ -52,7 +52,7 @@ def changed_go_types(base: str, texts: Sequence[str]) -> tuple[str, ...]:
     def read(text: str) -> dict[str, tuple[Mapping[str, Signature], str]]:
         return {name: (found.makers, "\0".join(sorted(found.words))) for name, found in _types(text).items() if found.methods}
 
-    return differing(read(base), [read(text) for text in texts])
+    return differing_names(read(base), [read(text) for text in texts])
 
 
 def go_steps(name: str, sources: Iterable[str], texts: Sequence[str], most: int) -> tuple[Input, ...]:
@@ -61,9 +61,12 @@ def go_steps(name: str, sources: Iterable[str], texts: Sequence[str], most: int)
     methods = dict(set.intersection(*(set(each.methods.items()) for each in found)))
     makers = found[0].makers
     shown = (
-        made for source in sources for pattern in _makers(name, makers) for made in made_in(plain_lists(source), pattern, ".go")
+        made
+        for source in sources
+        for pattern in _makers(name, makers)
+        for made in find_instances(plain_lists(source), pattern, ".go")
     )
-    made = dict.fromkeys(item for one in with_variants(shown) if (item := _spelt(name, one, makers, methods)))
+    made = dict.fromkeys(item for one in with_variants(shown) if (item := _spell(name, one, makers, methods)))
     return tuple(item for item in made if len(item.arguments) + len(item.then) <= LONG)[:most]
 
 
@@ -76,27 +79,27 @@ def _makers(name: str, makers: Iterable[str]) -> Iterator[re.Pattern[str]]:
     yield re.compile(rf"\bvar (?P<it>\w+) (?P<how>{kind})\n")
 
 
-def _spelt(name: str, made: Made, makers: Mapping[str, Signature], methods: Mapping[str, Signature]) -> Input | None:
+def _spell(name: str, made: Made, makers: Mapping[str, Signature], methods: Mapping[str, Signature]) -> Input | None:
     """Return what is done in Go's words, up to what does not fit the types; None where nothing is left."""
     first, steps = made.script
     how = re.sub(r"^(&?)\w+\.", r"\1", made.how)
     if how in makers:
-        maker, unsure = _called(how, first, makers[how][0]), "error" in makers[how][1]
+        maker, unsure = _spell_call(how, first, makers[how][0]), "error" in makers[how][1]
     else:
         maker, unsure = how if how.endswith("}") else f"*new({how})", False
     calls = []
     for step, given, named in steps:
         known = methods.get(step)
-        call = _called(step, (given or (), named or {}), known[0]) if known else ""
+        call = _spell_call(step, (given or (), named or {}), known[0]) if known else ""
         if known is None or not call:
             break
         calls.append((call, bool(known[1]) and name not in known[1]))
     return GoSteps(name, repr((maker, unsure)), repr(tuple(calls))) if maker and calls else None
 
 
-def _called(name: str, given: Arguments, types: Sequence[str]) -> str:
+def _spell_call(name: str, given: Arguments, types: Sequence[str]) -> str:
     """Return a call, nothing where what is given does not fit the types."""
-    spelt = [plain_kind(kind) and go_spelt(value, kind) for value, kind in zip(given[0], types, strict=False)]
+    spelt = [plain_kind(kind) and spell_go(value, kind) for value, kind in zip(given[0], types, strict=False)]
     return f"{name}({', '.join(spelt)})" if len(given[0]) == len(types) and all(spelt) else ""
 
 

@@ -49,19 +49,19 @@ def altered_helpers(diff: str, base: Mapping[str, str], own_tests: Iterable[str]
         read = _of_python if ending in {".py", ".pyi"} else _Others(ending).all if ending in {".go", ".rs", *_SCRIPTS} else None
         if read is None:
             continue
-        before, now = read(text), part.applied(text)
+        before, now = read(text), part.apply(text)
         now = with_tests_of(now, text) if ending == ".rs" else now
         after, lines = read(now), _ENDS.split(now)
         for name, (said, _) in before.items():
             if after.get(name, ("", 0))[0] != said:
-                number = after[name][1] if name in after else _named(lines, name)
+                number = after[name][1] if name in after else _find_line(lines, name)
                 found.append(
                     f"{part.path}:{number}: {lines[number - 1].strip()[:_LINE]}" if number else f"{part.path}:1: {name} is gone"
                 )
     return tuple(found[:_SHOWN])
 
 
-def _named(lines: Sequence[str], name: str) -> int:
+def _find_line(lines: Sequence[str], name: str) -> int:
     """Return the first line that speaks of a name, 0 where none does."""
     word = re.compile(rf"\b{re.escape(name.rpartition('.')[2])}\b")
     return next((number for number, line in enumerate(lines, 1) if word.search(line)), 0)
@@ -72,7 +72,7 @@ def _of_python(text: str) -> dict[str, tuple[str, int]]:
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = ast.parse(text)
-        found = dict(_judging(tree, ""))
+        found = dict(_find_helpers(tree, ""))
         for node in ast.walk(tree):  # a name that is given to something else counts as altered
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in found:
                 found[node.id] = (f"{found[node.id][0]}=", node.lineno)
@@ -80,12 +80,12 @@ def _of_python(text: str) -> dict[str, tuple[str, int]]:
     return {}
 
 
-def _judging(node: ast.AST, within: str) -> Iterator[tuple[str, tuple[str, int]]]:
+def _find_helpers(node: ast.AST, within: str) -> Iterator[tuple[str, tuple[str, int]]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef) and any(_last(each).endswith("TestCase") for each in child.bases):
             yield child.name, (ast.dump(child), child.lineno)
         elif isinstance(child, ast.ClassDef):
-            yield from _judging(child, child.name)
+            yield from _find_helpers(child, child.name)
         elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and _is_helper(child, within):
             yield f"{within}.{child.name}" if within else child.name, (ast.dump(child), child.lineno)
 

@@ -44,30 +44,30 @@ class Input:
     @property
     def call(self) -> str:
         """As a person would write it."""
-        made, steps = f"{self.function}({_spelt(*ast.literal_eval(self.arguments))})", ast.literal_eval(self.then)
+        made, steps = f"{self.function}({_spell(*ast.literal_eval(self.arguments))})", ast.literal_eval(self.then)
         if len(steps) == 1:
             return f"{made}.{_step(*steps[0])}"
         return "; ".join([f"it = {made}", *(f"it.{_step(*step)}" for step in steps)]) if steps else made
 
 
-def _spelt(given: tuple[Any, ...], named: Mapping[str, Any]) -> str:
+def _spell(given: tuple[Any, ...], named: Mapping[str, Any]) -> str:
     return ", ".join([*map(repr, given), *(f"{name}={value!r}" for name, value in named.items())])
 
 
 def _step(name: str, given: tuple[Any, ...] | None, named: Mapping[str, Any] | None) -> str:
-    return name if given is None or named is None else f"{name}({_spelt(given, named)})"
+    return name if given is None or named is None else f"{name}({_spell(given, named)})"
 
 
 def changed_functions(base: str, texts: Sequence[str]) -> tuple[str, ...]:
     """Return the functions and classes at the top level that all texts define with the same parameters, and that differ among them."""
 
     def read(text: str) -> dict[str, tuple[Any, str]]:
-        return {name: (_parameters(node), ast.dump(node)) for name, node in _defined(text).items()}
+        return {name: (_parameters(node), ast.dump(node)) for name, node in _definitions(text).items()}
 
-    return differing(read(base), [read(text) for text in texts])
+    return differing_names(read(base), [read(text) for text in texts])
 
 
-def differing(known: Mapping[str, tuple[Any, str]], found: Sequence[Mapping[str, tuple[Any, str]]]) -> tuple[str, ...]:
+def differing_names(known: Mapping[str, tuple[Any, str]], found: Sequence[Mapping[str, tuple[Any, str]]]) -> tuple[str, ...]:
     """Return the names that all of `found` have with the same parameters and with other words, in the first one's order. By name stand
     what has to be the same, and the words; `known` is the base's, whose words count where it has the name.
     """
@@ -111,12 +111,12 @@ def parse(text: str) -> ast.Module:
 Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def _defined(text: str) -> dict[str, Defined]:
+def _definitions(text: str) -> dict[str, Defined]:
     """By name, what may be called. Of one that is defined twice the last is there."""
     return {node.name: node for node in parse(text).body if isinstance(node, Defined)}
 
 
-def made_by(node: Defined | None) -> ast.arguments | None:
+def maker_parameters(node: Defined | None) -> ast.arguments | None:
     """Return the parameters of a function, or of what makes an instance of a class that says how."""
     if isinstance(node, ast.ClassDef):
         makers = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
@@ -125,7 +125,7 @@ def made_by(node: Defined | None) -> ast.arguments | None:
 
 
 def _parameters(node: Defined) -> str:
-    found = made_by(node)
+    found = maker_parameters(node)
     return f"{type(node) is ast.ClassDef} {ast.dump(found) if found is not None else ''}"
 
 
@@ -141,10 +141,10 @@ def arguments_of(call: str) -> Arguments | None:
 
 
 def _by_annotation(function: str, text: str) -> Iterator[Arguments]:
-    yield from annotated(made_by(_defined(text).get(function)))
+    yield from arguments_by_annotation(maker_parameters(_definitions(text).get(function)))
 
 
-def annotated(wanted: ast.arguments | None, *, bound: bool = False) -> Iterator[Arguments]:
+def arguments_by_annotation(wanted: ast.arguments | None, *, bound: bool = False) -> Iterator[Arguments]:
     """Yield arguments for parameters, by their annotations, nothing where one says nothing. `bound`: the first is the instance."""
     if wanted is None or wanted.kwonlyargs or wanted.posonlyargs:
         return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 
 from moothall.ranking.inputs import LONG, SEEDS, Arguments, arguments_of
-from moothall.ranking.script_inputs import given_at
+from moothall.ranking.script_inputs import read_arguments
 from moothall.ranking.scripts import STEPS, Script, Step, changed_scripts
 from moothall.ranking.statements import block_end
 
@@ -24,12 +24,12 @@ class Made:
     script: Script
 
 
-def made_in(text: str, maker: re.Pattern[str], ending: str, read: Collection[str] = ()) -> Iterator[Made]:
+def find_instances(text: str, maker: re.Pattern[str], ending: str, read: Collection[str] = ()) -> Iterator[Made]:
     """Yield what a test file does with the instances that a pattern finds. Its groups are `it`, the name that one has (none: it is used where
     it is made), and `how`; it ends behind the bracket that what is given stands in, if any. `read`: what is read without a call.
     """
     for match in maker.finditer(text):
-        first, at = _given(text, match.end()) if match[0].endswith("(") else (_NOTHING, match.end())
+        first, at = _parse_arguments(text, match.end()) if match[0].endswith("(") else (_NOTHING, match.end())
         if first is None:
             continue
         if match["it"]:
@@ -48,9 +48,9 @@ def with_variants(shown: Iterable[Made]) -> Iterator[Made]:
     yield from chain(seeds, (item for row in rows for item in row if item is not None))
 
 
-def _given(text: str, at: int) -> tuple[Arguments | None, int]:
+def _parse_arguments(text: str, at: int) -> tuple[Arguments | None, int]:
     """Return what is given within a bracket, None where that is more than literals; and where it ends."""
-    said, end = given_at(text, at)
+    said, end = read_arguments(text, at)
     return (arguments_of(f"_({said})") if said is not None else None), end
 
 
@@ -58,7 +58,7 @@ def _steps(text: str, it: str, read: Collection[str]) -> tuple[Step, ...]:
     """Return what is done with one of this name, up to what is not known of it: that makes what follows another."""
     found: list[Step] = []
     for match in re.finditer(rf"(?<![\w$.]){re.escape(it)}(?:\.(?P<name>[\w$]+)(?P<call>\()?|\s*:?=(?![=>]))", text):
-        given = _given(text, match.end())[0] if match["call"] else None
+        given = _parse_arguments(text, match.end())[0] if match["call"] else None
         if (given is None and match["name"] not in read) or len(found) == STEPS:
             if match["call"] or not match["name"]:
                 break

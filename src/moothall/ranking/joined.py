@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from moothall.domain.secrets import holds_secret, scrub
-from moothall.ranking.folding import decoded, folded
+from moothall.ranking.folding import decodings, fold_strings
 from moothall.ranking.patched import FileDiff, file_diffs
 
 Clean = Callable[[str], str]
@@ -56,7 +56,7 @@ def joined_secrets(diff: str, base: Mapping[str, str], tests: Iterable[str], cle
         added = part.added
         for number, line in added.items():
             if line.strip() not in before:
-                for text in _encoded(line):
+                for text in _decode_words(line):
                     if holds_secret(text, clean):
                         note(part.path, number, text, sure=False)
         pieces = [_value(match[0]) for line in added.values() for match in _ONE.finditer(line)]
@@ -70,23 +70,23 @@ def joined_secrets(diff: str, base: Mapping[str, str], tests: Iterable[str], cle
 def _texts(part: FileDiff, base: Mapping[str, str]) -> tuple[str, str]:
     if part.new or part.path in base:
         before = base.get(part.path, "")
-        return before[:_TEXT], part.applied(before)[:_TEXT]
+        return before[:_TEXT], part.apply(before)[:_TEXT]
     lines = part.body[:_TEXT].split("\n")
     return tuple("\n".join("" if line[:1] == "@" else line[1:] for line in lines if line[:1] != sign) for sign in "+-")  # type: ignore[return-value]  # two
 
 
 def _sums(path: str, text: str) -> Iterator[tuple[str, int]]:
     """Yield what the literals of a file come to where they are joined, with its line."""
-    found = folded(text) if path.endswith((".py", ".pyi")) else {}
+    found = fold_strings(text) if path.endswith((".py", ".pyi")) else {}
     yield from found.items()
     if not found:
         for match in islice(_SUM.finditer(text), _WORDS):
             yield "".join(_value(one[0]) for one in _ONE.finditer(match[0])), text.count("\n", 0, match.start()) + 1
 
 
-def _encoded(line: str) -> Iterator[str]:
+def _decode_words(line: str) -> Iterator[str]:
     for match in islice(_WORD.finditer(line), _WORDS):
-        yield from decoded(match[0])
+        yield from decodings(match[0])
 
 
 def _value(literal: str) -> str:

@@ -52,10 +52,10 @@ def changes_nothing(diff: str, change: NormalChange, task: str) -> bool:
 def _before_and_after(part: FileDiff, texts: Mapping[str, str]) -> tuple[str, str]:
     before = texts.get(part.path, "")
     if part.new:
-        return "", f"new {code_of(part.path, part.applied(before))}"
+        return "", f"new {code_of(part.path, part.apply(before))}"
     if part.path not in texts:
         return "", part.body
-    return code_of(part.path, before), code_of(part.path, part.applied(before))
+    return code_of(part.path, before), code_of(part.path, part.apply(before))
 
 
 def code_of(path: str, text: str) -> str:

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from moothall.domain.evidence import COUNTER, SECRETS, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, RankedCandidate
-from moothall.ranking.gates import counts, gate_failures, named, plain
+from moothall.ranking.gates import counts, gate_failures, name_cases, plain
 from moothall.ranking.opinions import Opinion, opinions
 
 _LINES = 5
@@ -143,7 +143,7 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
             clusters.setdefault(behaviour, set()).add(candidate.proposal.seat)
             makers.setdefault(change, set()).add(candidate.proposal.seat)
     authors = {author for votes in voted for author in votes}
-    agreed = _agreed(candidates, answers, failures, voted)
+    agreed = _confirmed_authors(candidates, answers, failures, voted)
     found = [
         _Standing(
             candidate=candidate,
@@ -191,7 +191,7 @@ def _behaviour(candidate: Candidate, answer: str, votes: Mapping[str, bool]) -> 
     return candidate.assessment.behaviour or answer, candidate.inputs.behaviour if candidate.inputs else "", failed
 
 
-def _agreed(
+def _confirmed_authors(
     candidates: Sequence[Candidate],
     answers: Sequence[str],
     failures: Sequence[tuple[str, ...]],
@@ -247,12 +247,12 @@ def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
         yield from item.failures
         yield _reviews(item)
         return
-    yield from item.failures or (_passed(item.candidate),)
+    yield from item.failures or (_describe_pass(item.candidate),)
     yield from _evidence(item)
     if still := [case for found in item.candidate.assessment.evidence for case in found.red_before]:
-        yield f"Red before and still: {named(still)}."
+        yield f"Red before and still: {name_cases(still)}."
     if flaky := [case for found in item.candidate.assessment.evidence for case in found.flaky]:
-        yield f"No evidence, since they differ from run to run: {named(flaky)}."
+        yield f"No evidence, since they differ from run to run: {name_cases(flaky)}."
     if item.authors:
         yield f"Passes the tests of {item.authors - item.cross_failed} of {item.authors} other {'author' if item.authors == 1 else 'authors'}."
     if item.uncounted:
@@ -271,7 +271,7 @@ def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
 def _evidence(item: _Standing) -> Iterable[str]:
     for found in item.candidate.assessment.evidence:
         if found.check == SECRETS and found.verdict is Verdict.PASSED:
-            yield f"A person should look whether a key or password is hidden at {named(found.look)}."
+            yield f"A person should look whether a key or password is hidden at {name_cases(found.look)}."
     counter = _counter(item.candidate)
     if item.proven:
         yield _proof(item.candidate.assessment.fixed)
@@ -289,12 +289,14 @@ def _evidence(item: _Standing) -> Iterable[str]:
 
 def _proof(fixed: Sequence[str]) -> str:
     if len(fixed) > 1:
-        return f"Proven: {len(fixed)} tests that failed on the base, and that their author did not write, pass: {named(fixed)}."
-    name = f": {named(fixed)}" if fixed else ""
+        return (
+            f"Proven: {len(fixed)} tests that failed on the base, and that their author did not write, pass: {name_cases(fixed)}."
+        )
+    name = f": {name_cases(fixed)}" if fixed else ""
     return f"Proven: a test that failed on the base, and that its author did not write, passes{name}."
 
 
-def _passed(candidate: Candidate) -> str:
+def _describe_pass(candidate: Candidate) -> str:
     runs = {item.check: item for item in candidate.assessment.evidence if item.verdict is Verdict.PASSED}
     said = [f"{plain(name)} passed{counts(runs[name])}" for name in dict.fromkeys(candidate.assessment.required)]
     return f"Passes every gate: {'; '.join(['the patch applies', *said, 'nothing that was green is red'])}."

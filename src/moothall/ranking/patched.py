@@ -39,7 +39,7 @@ class FileDiff:
         body = self.body.partition("\n")[2]
         return tuple(line[1:] for line in body.split("\n") if line[:1] == "-")
 
-    def applied(self, base: str) -> str:
+    def apply(self, base: str) -> str:
         """Return the file's text after it. `base` is the text before; where the two do not fit, the result is of no use."""
         lines, found, at = base.split("\n"), list[str](), 0
         inside = False

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from moothall.ranking.folding import UNKNOWN, folded
+from moothall.ranking.folding import UNKNOWN, fold_strings
 from moothall.ranking.patched import FileDiff, file_diffs
 from moothall.ranking.theirs import go_changes, puts_on_others, roots, script_changes
 
@@ -176,7 +176,7 @@ def _module(path: str) -> str:
 
 
 def _python(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str], around: _Tree) -> Iterator[int]:
-    text = part.applied(base.get(part.path, ""))
+    text = part.apply(base.get(part.path, ""))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -184,10 +184,10 @@ def _python(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str], a
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         yield from (number for number, line in added.items() if _WORDS.search(line) or any(word in line for word in _ATTRIBUTES))
         return
-    yield from _Reading(tree, around.modules).found()
+    yield from _Reading(tree, around.modules).find_lines()
     yield from puts_on_others(tree, around.own)
     plain = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    yield from (number for said, number in folded(text).items() if said not in plain and _names(said.strip(UNKNOWN)))
+    yield from (number for said, number in fold_strings(text).items() if said not in plain and _names(said.strip(UNKNOWN)))
 
 
 class _Reading:
@@ -202,9 +202,9 @@ class _Reading:
             elif isinstance(node, ast.ImportFrom):
                 self._modules |= {item.asname or item.name: item.name for item in node.names if item.name in _INNER}
 
-        self._handed = self._handed_on() if any(map(_puts, ast.walk(tree))) else frozenset[int]()
+        self._handed = self._find_escapes() if any(map(_puts, ast.walk(tree))) else frozenset[int]()
 
-    def _handed_on(self) -> frozenset[int]:
+    def _find_escapes(self) -> frozenset[int]:
         """Where a module itself is given to something else: an attribute that is put there may be put on the module."""
         others = {id(node.value) for node in ast.walk(self._tree) if isinstance(node, ast.Attribute)}
         for node in ast.walk(self._tree):
@@ -219,13 +219,13 @@ class _Reading:
         names = (node for node in ast.walk(self._tree) if isinstance(node, ast.Name) and _is_read(node))
         return frozenset(id(node) for node in names if node.id in self._modules and id(node) not in others)
 
-    def found(self) -> Iterator[int]:
+    def find_lines(self) -> Iterator[int]:
         docs = {id(body[0].value) for body in _bodies(self._tree) if body and isinstance(body[0], ast.Expr)}
         ends = set(self._of_main())
         yield from _swallowing(self._tree)
         for node in ast.walk(self._tree):
             if (
-                (self._reaches(node) or _documents(node) or _computed(node) or _judges(node))
+                (self._reaches(node) or _documents(node) or _is_computed(node) or _judges(node))
                 and id(node) not in docs
                 and not (id(node) in ends and self._is_exit(node))
             ):
@@ -315,7 +315,7 @@ def _swallowing(tree: ast.Module) -> Iterator[int]:
             )
 
 
-def _computed(node: ast.AST) -> bool:
+def _is_computed(node: ast.AST) -> bool:
     """Whether it computes a text out of another that is written: `bytes(each ^ 1 for each in b"…")`, `"…".translate(…)`."""
     match node:
         case ast.Call(func=ast.Name(id="bytes" | "bytearray"), args=[ast.GeneratorExp() | ast.ListComp() as made]):
@@ -364,12 +364,12 @@ def _others(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str]) -
         return
     pattern = _PATTERNS[ending]
     if changes := {".go": go_changes, ".js": script_changes}.get(ending):
-        more = changes(part.applied(base.get(part.path, "")))
+        more = changes(part.apply(base.get(part.path, "")))
         pattern = re.compile(f"{pattern.pattern}|{more.pattern}")
     before = {_reach(line, pattern) for line in part.removed}
     code = {number: line for number, line in added.items() if line.startswith("//go:") or not line.lstrip().startswith(_COMMENTS)}
     said = {match[0] for line in (*code.values(), *part.removed) for match in pattern.finditer(line)}
-    if any(match[0] not in said for match in pattern.finditer(_squeezed(code.values()))):
+    if any(match[0] not in said for match in pattern.finditer(_squeeze(code.values()))):
         yield min(code)  # written over several lines, or with remarks in between
     for number, line in code.items():
         if _reach(line, pattern) in before:
@@ -378,7 +378,7 @@ def _others(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str]) -
             yield number
 
 
-def _squeezed(lines: Iterable[str]) -> str:
+def _squeeze(lines: Iterable[str]) -> str:
     """Code without remarks, and without spaces around what joins words."""
     return _JOINS.sub(r"\1", _REMARKS.sub("", "\n".join(lines)))
 

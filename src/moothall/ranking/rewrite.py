@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moothall.domain.ids import digest
-from moothall.ranking.brackets import closing
+from moothall.ranking.brackets import bracket_end
 from moothall.ranking.rewrite_expect import expect_other
 from moothall.ranking.rewrite_python import FURTHER, rewrite_python
 
@@ -41,7 +41,7 @@ def places(case: str, files: Sequence[str]) -> Iterator[CasePlace]:
     """Yield where a case may be written, by what its runner calls it."""
     head, mark, rest = case.partition("::")
     if not mark:
-        yield from _dotted(case, files)
+        yield from _dotted_places(case, files)
     elif head.endswith(".py"):
         names = tuple(_PARAMETERS.sub("", rest).split("::"))
         yield from (CasePlace(path, names, case) for path in files if path == head or path.endswith(f"/{head}"))
@@ -70,7 +70,7 @@ def _go_files(package: str, files: Sequence[str]) -> Sequence[str]:
     return ()
 
 
-def _dotted(case: str, files: Sequence[str]) -> Iterator[CasePlace]:
+def _dotted_places(case: str, files: Sequence[str]) -> Iterator[CasePlace]:
     parts = case.split(".")
     for at in range(len(parts) - 1, 0, -1):
         end = "/".join(parts[:at]) + ".py"
@@ -124,7 +124,7 @@ def _body(ending: str, text: str, test: str) -> tuple[int, int]:
         found = [one] if (one := _find_go(text, test)) else []
     else:
         found = _find_rust(text, test) if ending == ".rs" else _find_script(text, test)
-    end = closing(text, found[0].end() - 1, "rust" if ending == ".rs" else "script") if len(found) == 1 else 0
+    end = bracket_end(text, found[0].end() - 1, "rust" if ending == ".rs" else "script") if len(found) == 1 else 0
     return (found[0].end(), end - 1) if end else (0, 0)
 
 
@@ -157,7 +157,7 @@ def _rust(text: str, test: str, word: str, name: str, number: int) -> str:
     found = _find_rust(text, test)
     if not found:
         return ""
-    start, end = found[0].end(), closing(text, found[0].end() - 1, "rust")
+    start, end = found[0].end(), bracket_end(text, found[0].end() - 1, "rust")
     if not end:
         return ""
     result = f"{(found[0]['result'] or '').strip()} "
@@ -166,7 +166,7 @@ def _rust(text: str, test: str, word: str, name: str, number: int) -> str:
     return text[:start] + made + text[end - 1 :]
 
 
-def _said(text: str, name: str, number: int) -> str:
+def _spell_check(text: str, name: str, number: int) -> str:
     """How a script says that a number is another, in the words of its own tests: a patch may have replaced these."""
     # Not `t.assert`, which a plan counts, and only where the file has the name.
     if re.search(r"(?<![.\w])assert\.(?:strictEqual|equal)\(", text) and re.search(
@@ -193,9 +193,9 @@ def _script(text: str, title: str, word: str, name: str, number: int) -> str:
     found = _find_script(text, title)
     if len(found) != 1:
         return ""
-    start, end = found[0].end(), closing(text, found[0].end() - 1, "script")
+    start, end = found[0].end(), bracket_end(text, found[0].end() - 1, "script")
     if not end:
         return ""
     head = f' const {name} = "{word}".length; try {{'
-    tail = f"\n}} finally {{ {_said(text, name, number)}; }} "
+    tail = f"\n}} finally {{ {_spell_check(text, name, number)}; }} "
     return text[:start] + head + text[start : end - 1] + tail + text[end - 1 :]

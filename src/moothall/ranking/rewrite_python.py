@@ -11,7 +11,7 @@ from typing import Any
 
 from moothall.ranking.rewrite_other import HELPERS
 from moothall.ranking.rewrite_other import other as other_value
-from moothall.ranking.rewrite_unlike import Unlike, approximate, begins, close, compared, denied, is_literal, no_instance
+from moothall.ranking.rewrite_unlike import Unlike, approximate, begins, close, denied, is_literal, make_unlike, no_instance
 
 Target = tuple[str, ...]
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -212,17 +212,17 @@ class _Writer:
         for stmt in _certain(function.body):
             match stmt:
                 case ast.Assert(test=test):
-                    found[not _is_equality(test)].append(self._asserted(test, function, bound))
+                    found[not _is_equality(test)].append(self._edit_assert(test, function, bound))
                 case ast.Expr(value=ast.Call(func=ast.Attribute(attr=attr) as func, args=args) as call):
-                    found[attr not in _EQUAL].append(self._called(call, func, attr, args))
+                    found[attr not in _EQUAL].append(self._edit_call(call, func, attr, args))
                 case ast.With(items=items) | ast.AsyncWith(items=items):
-                    found[1].extend(self._raised(item.context_expr) for item in items)
+                    found[1].extend(self._edit_raises(item.context_expr) for item in items)
         for some in found:
             if edits := [edit for edit in some if edit]:
                 return edits[self._chosen % len(edits)]
         return []
 
-    def _asserted(self, test: ast.expr, function: _Function, bound: AbstractSet[str]) -> list[_Edit]:
+    def _edit_assert(self, test: ast.expr, function: _Function, bound: AbstractSet[str]) -> list[_Edit]:
         if _LOOSE.search(self._segment(test).decode(errors="replace")):
             return []
         opposite = [(self._start(test), self._end(test), b"not (" + self._segment(test) + b")")]
@@ -247,7 +247,7 @@ class _Writer:
     def _compared(self, test: ast.expr, op: ast.cmpop, left: ast.expr, right: ast.expr) -> list[_Edit]:
         if asked := denied(op, left, right, self._name, self._segment):
             return [(self._start(test), self._end(test), asked)]
-        other = compared(op, left, right, self._number, self._segment)
+        other = make_unlike(op, left, right, self._number, self._segment)
         cut = (self._start(test), self._end(test)) != (self._start(left), self._end(right))  # in the middle of brackets
         return [] if cut and other and other.first is not other.last else self._put(other)
 
@@ -273,7 +273,7 @@ class _Writer:
     ) -> list[_Edit]:
         for side, other in ((right, left), (left, right)):
             if is_literal(side) and not is_literal(other):
-                return [(self._start(side), self._end(side), self._changed(side))]
+                return [(self._start(side), self._end(side), self._other_literal(side))]
         for side in (right, left):
             if function is None or not isinstance(side, ast.Name) or _on_its_line(function):
                 continue
@@ -291,7 +291,7 @@ class _Writer:
         made = "unlike" if near else "other"
         return [(self._start(side), self._end(side), f"{self._name}_{made}(".encode() + self._segment(side) + b")")]
 
-    def _changed(self, node: ast.expr) -> bytes:
+    def _other_literal(self, node: ast.expr) -> bytes:
         """Other words for a literal, of the same kind."""
         value = ast.literal_eval(node)
         try:
@@ -302,7 +302,7 @@ class _Writer:
             pass
         return f"{self._name}_other(".encode() + self._segment(node) + b")"
 
-    def _called(self, call: ast.Call, func: ast.Attribute, attr: str, args: Sequence[ast.expr]) -> list[_Edit]:
+    def _edit_call(self, call: ast.Call, func: ast.Attribute, attr: str, args: Sequence[ast.expr]) -> list[_Edit]:
         if any(isinstance(arg, ast.Starred) for arg in args) or _LOOSE.search(self._segment(call).decode(errors="replace")):
             return []
         if attr in _EQUAL and len(args) > 1:
@@ -313,7 +313,7 @@ class _Writer:
         if attr in _OPPOSITE and not self._sure:
             end = self._end(func)
             return [(end - len(attr), end, _OPPOSITE[attr].encode())]
-        return self._raised(call) if len(args) > 1 else []
+        return self._edit_raises(call) if len(args) > 1 else []
 
     def _otherwise(self, func: ast.Attribute, attr: str, args: Sequence[ast.expr]) -> list[_Edit]:
         """Something else for what is asserted in other ways than that two are equal."""
@@ -327,11 +327,11 @@ class _Writer:
             return [(at - len(attr), at, b"assertTrue"), (self._start(first), self._end(second), asked)]
         if attr == "assertIsInstance":
             return self._put(no_instance(first, second))
-        other = compared(_COMPARED[attr], first, second, self._number, self._segment) if attr in _COMPARED else None
+        other = make_unlike(_COMPARED[attr], first, second, self._number, self._segment) if attr in _COMPARED else None
         between = other is not None and other.first is not other.last  # the number is the first argument
         return self._put(Unlike(first, first, b'float("nan")') if between else other)
 
-    def _raised(self, call: ast.expr) -> list[_Edit]:
+    def _edit_raises(self, call: ast.expr) -> list[_Edit]:
         if not (isinstance(call, ast.Call) and call.args and not isinstance(call.args[0], ast.Starred)):
             return []
         name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""

@@ -27,7 +27,7 @@ _BRINGS = re.compile(r"(?m)^[^\n]*(?:\brequire\s*\(|\bimport\b|\bfrom\s+['\"])[^
 _ESCAPE = re.compile(r"\\(?:x..|u\{[^}]*\}|u....|.)|\$?\{[^}]*\}", re.DOTALL)
 
 
-def shown(path: str, text: str, targets: Iterable[tuple[str, ...]], step: int) -> str:
+def rewrite_shown(path: str, text: str, targets: Iterable[tuple[str, ...]], step: int) -> str:
     """Return a test file as it is shown: of Python the tests `targets` and what modules and classes assign, else all of its tests."""
     places = _of_python(text, {target[-1] for target in targets}) if path.endswith(".py") else _of_others(path, text)
     made, at = [], 0
@@ -41,12 +41,12 @@ def _other(literal: str, step: int) -> str:
     """Other digits and letters in the places of those that are there."""
     made, at = [], 0
     for match in _ESCAPE.finditer(literal):
-        made += [_turned(literal[at : match.start()], step), match[0]]
+        made += [_shift(literal[at : match.start()], step), match[0]]
         at = match.end()
-    return "".join((*made, _turned(literal[at:], step)))
+    return "".join((*made, _shift(literal[at:], step)))
 
 
-def _turned(text: str, step: int) -> str:
+def _shift(text: str, step: int) -> str:
     def other(match: re.Match[str]) -> str:
         char = match[0]
         if char in "123456789":

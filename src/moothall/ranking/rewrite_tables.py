@@ -44,7 +44,7 @@ def expected_cells(ending: str, body: str, until: int, literal: re.Pattern[str])
         if loop is None:
             continue
         for name, (column, place) in loop.columns.items():
-            at = _compared(ending, body[slice(*loop.body)], name)
+            at = _find_comparison(ending, body[slice(*loop.body)], name)
             if at < 0 or loop.body[0] + at >= until:
                 continue
             cells = [_cell(ending, body, row, column, place) for row in arguments(ending, body, loop.table)]
@@ -66,7 +66,7 @@ def _read(ending: str, body: str, match: re.Match[str]) -> _Loop | None:
         ):
             return None
     else:
-        at = _declared(ending, body, table)
+        at = _find_rows(ending, body, table)
     if at < 0 or inner is None:
         return None
     if ending == ".go":
@@ -78,7 +78,7 @@ def _read(ending: str, body: str, match: re.Match[str]) -> _Loop | None:
     return _Loop(columns, at, inner)
 
 
-def _declared(ending: str, body: str, table: str) -> int:
+def _find_rows(ending: str, body: str, table: str) -> int:
     """Return where the bracket of a table's rows opens; -1 unless it is written once in the outermost block and used by the loop alone."""
     if len(re.findall(rf"(?<![\w.]){table}\b", body)) != 2:  # noqa: PLR2004 - its declaration and the loop
         return -1
@@ -110,23 +110,23 @@ def _fields(body: str, table: str) -> list[str]:
     return names
 
 
-def _compared(ending: str, text: str, name: str) -> int:
+def _find_comparison(ending: str, text: str, name: str) -> int:
     """Return where a loop's body compares a column with something, in any case; -1 where it does not, or does more with it."""
     if ending == ".go" and (run := _RUN.search(text)) and is_outermost(ending, text, run.start()):
         inner = block(ending, text, run.end() - 1)
         if inner is None or _LEAVES.search(text, 0, run.start()):
             return -1
-        at = _compared_in(ending, text[slice(*inner)], name)
+        at = _find_comparison_in(ending, text[slice(*inner)], name)
         outside = text[: inner[0]] + text[inner[1] :]
         return inner[0] + at if at >= 0 and not _uses(outside, name) else -1
-    return _compared_in(ending, text, name)
+    return _find_comparison_in(ending, text, name)
 
 
 def _uses(text: str, name: str) -> list[int]:
     return [found.start() for found in re.finditer(rf"(?<![\w.]){re.escape(name)}\b", text)]
 
 
-def _compared_in(ending: str, text: str, name: str) -> int:
+def _find_comparison_in(ending: str, text: str, name: str) -> int:
     word = re.escape(name)
     if ending == ".go":
         told = r"\{\s*\w+\.(?:Fatalf?|Errorf?|Fail|FailNow)\([^\n]*\)\s*\}"

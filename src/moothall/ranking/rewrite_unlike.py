@@ -27,7 +27,9 @@ class Unlike:
     text: bytes
 
 
-def compared(op: ast.cmpop, left: ast.expr, right: ast.expr, number: int, segment: Callable[[ast.expr], bytes]) -> Unlike | None:
+def make_unlike(
+    op: ast.cmpop, left: ast.expr, right: ast.expr, number: int, segment: Callable[[ast.expr], bytes]
+) -> Unlike | None:
     """Return what to write in place of one side of a comparison, None where nothing is certain. `segment`: how a node is written."""
     if isinstance(op, ast.In):
         return _within(left, right, segment)

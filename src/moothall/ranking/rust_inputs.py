@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moothall.ranking.brackets import closings
-from moothall.ranking.inputs import Input, differing, inputs
+from moothall.ranking.inputs import Input, differing_names, inputs
 from moothall.ranking.normal import code_of
 from moothall.ranking.script_inputs import script_calls_of
 
@@ -51,7 +51,7 @@ class RustInput(Input):
 
 def changed_rust_functions(base: str, texts: Sequence[str]) -> tuple[str, ...]:
     """Return the functions that all texts define with the same parameters, of plain types, and that differ among them."""
-    return differing(_functions(base), [_functions(text) for text in texts])
+    return differing_names(_functions(base), [_functions(text) for text in texts])
 
 
 def rust_inputs(name: str, sources: Sequence[str], text: str, most: int) -> tuple[Input, ...]:
@@ -62,7 +62,7 @@ def rust_inputs(name: str, sources: Sequence[str], text: str, most: int) -> tupl
     made: dict[Input, None] = {}
     for item in inputs(name, shown, signature, 4 * most):
         given, named = ast.literal_eval(item.arguments)
-        spelt = [(each.by, each.declared, _spelt(value, each.declared)) for value, each in zip(given, parameters, strict=False)]
+        spelt = [(each.by, each.declared, _spell(value, each.declared)) for value, each in zip(given, parameters, strict=False)]
         if len(given) == len(parameters) and not named and all(value for *_, value in spelt):
             made[RustInput(name, repr(tuple(spelt)))] = None
     return tuple(made)[:most]
@@ -96,15 +96,15 @@ def _parameter(kind: str) -> Parameter:
     annotation = _annotation(one)
     if match["list"]:
         known = annotation and (by or match["list"] == "Vec<")
-        return Parameter(_by(by), f"std::vec::Vec<{_declared(one)}>", f"list[{annotation}]" if known else "")
-    return Parameter(_by(by), _declared(one), annotation)
+        return Parameter(_by(by), f"std::vec::Vec<{_full_type(one)}>", f"list[{annotation}]" if known else "")
+    return Parameter(_by(by), _full_type(one), annotation)
 
 
 def _by(said: str) -> str:
     return "&mut " if said == "&mut" else said
 
 
-def _declared(kind: str) -> str:
+def _full_type(kind: str) -> str:
     return "std::string::String" if kind == "String" else kind
 
 
@@ -113,10 +113,10 @@ def _annotation(kind: str) -> str:
     return plain.get(kind, "int" if _WHOLE.fullmatch(kind) else "")
 
 
-def _spelt(value: Any, kind: str) -> str:  # noqa: PLR0911 - one for each kind
+def _spell(value: Any, kind: str) -> str:  # noqa: PLR0911 - one for each kind
     """Return a value as Rust spells it; nothing where it does not fit the type."""
     if kind.startswith("std::vec"):
-        inner = [_spelt(item, kind[14:-1]) for item in value] if isinstance(value, list) else [""]
+        inner = [_spell(item, kind[14:-1]) for item in value] if isinstance(value, list) else [""]
         return f"std::vec![{', '.join(inner)}]" if all(inner) else ""
     if isinstance(value, bool) or kind == "bool":
         return str(value).lower() if kind == "bool" and isinstance(value, bool) else ""

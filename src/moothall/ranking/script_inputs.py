@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from moothall.ranking.brackets import closings
-from moothall.ranking.inputs import Input, differing, inputs
+from moothall.ranking.inputs import Input, differing_names, inputs
 from moothall.ranking.normal import code_of
 
 ENDINGS = (".js", ".mjs", ".cjs", ".ts", ".mts", ".cts")
@@ -41,7 +41,7 @@ class ScriptInput(Input):
 
 def changed_script_functions(path: str, base: str, texts: Sequence[str]) -> tuple[str, ...]:
     """Return the functions that all texts define with the same parameters, and that differ among them."""
-    return differing(_functions(path, base), [_functions(path, text) for text in texts])
+    return differing_names(_functions(path, base), [_functions(path, text) for text in texts])
 
 
 def script_inputs(name: str, sources: Sequence[str], most: int) -> tuple[Input, ...]:
@@ -66,11 +66,11 @@ def _functions(path: str, text: str) -> Mapping[str, tuple[str, str]]:
 def script_calls_of(text: str, function: str) -> Iterator[str]:
     """Yield the calls of a function that a file of tests makes with literals, as Python spells them."""
     for match in re.finditer(rf"(?<![\w$]){re.escape(function)}\(", text):
-        if (given := given_at(text, match.end())[0]) is not None:
+        if (given := read_arguments(text, match.end())[0]) is not None:
             yield f"{function}({given})"
 
 
-def given_at(text: str, at: int) -> tuple[str | None, int]:
+def read_arguments(text: str, at: int) -> tuple[str | None, int]:
     """Return what stands from `at` on to the bracket that closes, as Python spells it, None where that is more than literals; and where
     the reading ended, behind that bracket.
     """
@@ -84,7 +84,7 @@ def given_at(text: str, at: int) -> tuple[str | None, int]:
         if token["mark"]:
             depth += (token["mark"] in "([{") - (token["mark"] in ")]}")
         if depth:
-            made.append(_spelt(token, text[at:].lstrip()[:1]))
+            made.append(_spell(token, text[at:].lstrip()[:1]))
     said = "".join(made)
     with suppress(SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         json.dumps(ast.literal_eval(f"[{said}]"), allow_nan=False)
@@ -92,7 +92,7 @@ def given_at(text: str, at: int) -> tuple[str | None, int]:
     return None, at
 
 
-def _spelt(token: re.Match[str], follows: str) -> str:
+def _spell(token: re.Match[str], follows: str) -> str:
     if token["name"]:
         return json.dumps(token["name"]) if follows == ":" else _PLAIN.get(token["name"], token["name"])
     return json.dumps(token["text"][1:-1]) if (token["text"] or "")[:1] == "`" else token[0]

@@ -8,7 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, zip_longest
 from typing import Any
 
-from moothall.ranking.inputs import LONG, SEEDS, Arguments, Input, annotated, arguments_of, made_by, parse, variants
+from moothall.ranking.inputs import (
+    LONG,
+    SEEDS,
+    Arguments,
+    Input,
+    arguments_by_annotation,
+    arguments_of,
+    maker_parameters,
+    parse,
+    variants,
+)
 
 Step = tuple[str, tuple[Any, ...] | None, dict[str, Any] | None]
 Script = tuple[Arguments, tuple[Step, ...]]
@@ -35,7 +45,7 @@ def scripts(name: str, sources: Iterable[str], text: str, most: int) -> tuple[In
     return tuple(item for item in found if len(item.arguments) + len(item.then) <= LONG)[:most]
 
 
-def shown_in(text: str) -> Iterator[str]:
+def find_dialogues(text: str) -> Iterator[str]:
     """Yield what the docstrings of a Python file show as a dialogue, each as the text of a module."""
     for node in ast.walk(parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -65,17 +75,17 @@ class _Scope:
             if isinstance(scope, ast.Module):
                 continue
             if scope.name in _SET_UP or "fixture" in set(map(_last, scope.decorator_list)):
-                shared |= cls(name, read, {}).shared(scope)
+                shared |= cls(name, read, {}).read_fixtures(scope)
         for scope in scopes:
             takes = {item.arg for item in scope.args.args} if not isinstance(scope, ast.Module) else set()
             yield from cls(name, read, {key: first for key, first in shared.items() if "." in key or key in takes}).of(scope)
 
-    def shared(self, scope: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, Arguments]:
+    def read_fixtures(self, scope: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, Arguments]:
         """What a fixture gives under its own name, or a set-up puts on `self`."""
         found: dict[str, Arguments] = {}
         for node in _own(scope):
             key = scope.name if isinstance(node, ast.Return) else _target(node)
-            if key and (made := self._made(node.value)):  # type: ignore[attr-defined]  # both have one
+            if key and (made := self._read_call(node.value)):  # type: ignore[attr-defined]  # both have one
                 found[key] = made
         return found
 
@@ -84,7 +94,7 @@ class _Scope:
         for node in sorted(_own(scope), key=lambda node: (node.end_lineno or 0, node.end_col_offset or 0)):  # type: ignore[attr-defined]  # all have
             if key := _target(node):
                 self._end(key)
-                if made := self._made(node.value):  # type: ignore[attr-defined]  # an assignment
+                if made := self._read_call(node.value):  # type: ignore[attr-defined]  # an assignment
                     self._open[key] = (made, [])
             else:
                 self._take(node)
@@ -112,14 +122,14 @@ class _Scope:
                 self._end(key)  # what is not known of it makes what follows another
             elif len(known[1]) < STEPS:
                 known[1].append((name, *(given or (None, None))))
-        elif (made := self._made(owner)) and (given is not None or reads):
+        elif (made := self._read_call(owner)) and (given is not None or reads):
             self._done.append((made, ((name, *(given or (None, None))),)))
 
     def _end(self, key: str) -> None:
         if known := self._open.pop(key, None):
             self._done.append((known[0], tuple(known[1])))
 
-    def _made(self, node: ast.AST | None) -> Arguments | None:
+    def _read_call(self, node: ast.AST | None) -> Arguments | None:
         return arguments_of(ast.unparse(node)) if isinstance(node, ast.Call) and _last(node.func) == self._name else None
 
 
@@ -147,11 +157,11 @@ def _last(node: ast.AST) -> str:
 
 
 def _by_annotation(node: ast.ClassDef) -> Iterator[Script]:
-    maker = made_by(node)
-    firsts = list(annotated(maker, bound=True)) if maker is not None else [((), {})]
+    maker = maker_parameters(node)
+    firsts = list(arguments_by_annotation(maker, bound=True)) if maker is not None else [((), {})]
     for item in node.body:
         if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and not item.name.startswith("_") and firsts:
-            for place, given in enumerate(annotated(item.args, bound=True)):
+            for place, given in enumerate(arguments_by_annotation(item.args, bound=True)):
                 yield firsts[place % len(firsts)], ((item.name, *given),)
 
 

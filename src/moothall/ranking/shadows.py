@@ -30,7 +30,7 @@ def new_modules(diff: str, files: Collection[str], folders: Iterable[str]) -> di
     return found
 
 
-def shadowing(modules: Mapping[str, str], tests: Mapping[str, str], cases: Collection[str]) -> tuple[str, ...]:
+def find_shadows(modules: Mapping[str, str], tests: Mapping[str, str], cases: Collection[str]) -> tuple[str, ...]:
     """Return those whose name a test file imports that was run on the base, without them, as `path:1: …`.
 
     `tests`: the base's test files and what these import; `cases`: what was told of there.
@@ -38,7 +38,7 @@ def shadowing(modules: Mapping[str, str], tests: Mapping[str, str], cases: Colle
     taken: set[str] = set()
     for test, text in tests.items():
         named = modules.keys() & {name for match in _IMPORTS.finditer(text) for name in _FIRST.findall(match[1])}
-        if not named <= taken and _ran(test, cases):
+        if not named <= taken and _has_run(test, cases):
             taken |= named
     return tuple(
         f"{path}:1: it takes the name of a module that tests import, {name}" for name, path in modules.items() if name in taken
@@ -51,7 +51,7 @@ def _top(path: str) -> str:
     return first if below else first.removesuffix(".py") if first.endswith(".py") else ""
 
 
-def _ran(test: str, cases: Collection[str]) -> bool:
+def _has_run(test: str, cases: Collection[str]) -> bool:
     """Whether a case of a test file was told of, or of any file where it is one that others import."""
     if not _HOLDS_CASES.search(test):
         return bool(cases)

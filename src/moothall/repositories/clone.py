@@ -23,7 +23,7 @@ from moothall.repositories.objects import (
     Commit,
     Entry,
     content_of,
-    ignored_by,
+    ignored_paths,
     raw_change,
     raw_entry,
     read_blobs,
@@ -259,10 +259,10 @@ class TrustedClone:
         rules.check_binaries(raw, self._settings.max_file_bytes)
         for _ in range(TRIES - 1):
             with suppress(WorkspaceFailed):  # git was killed, and the index may or may not have the patch: a fresh one
-                return await self._applied(base_sha, raw, message, merged)
-        return await self._applied(base_sha, raw, message, merged)
+                return await self._apply_patch(base_sha, raw, message, merged)
+        return await self._apply_patch(base_sha, raw, message, merged)
 
-    async def _applied(self, base_sha: str, raw: bytes, message: str, merged: Sequence[str]) -> Patch:
+    async def _apply_patch(self, base_sha: str, raw: bytes, message: str, merged: Sequence[str]) -> Patch:
         async with self._index(base_sha) as env:
             if raw.strip():
                 await self._refusable(
@@ -367,7 +367,7 @@ class TrustedClone:
         rules.check_changes([rules.RawChange(change.path) for change in wanted], rules.ChangeLimits(files=len(wanted)))
         fresh = [change.path for change in wanted if change.path not in old and change.content is not None]
         lists = [entry for path, entry in old.items() if path.rsplit("/", 1)[-1] == ".gitignore" and entry.mode != rules.SYMLINK]
-        ignored = await ignored_by(self._git, self.path, lists, fresh)
+        ignored = await ignored_paths(self._git, self.path, lists, fresh)
         return [change for change in wanted if change.path not in ignored]
 
     @asynccontextmanager

@@ -103,7 +103,7 @@ class FarRepositories(TrustedRepositories):
         return {"offer": codec.dump(await self._lender.offer(clone, [sha], [base_sha]))}
 
 
-class House:
+class RepositoryServer:
     """Answers hosts for the repositories of this disk."""
 
     def __init__(self, repositories: TrustedRepositories, lender: Lender, bus: Ask) -> None:

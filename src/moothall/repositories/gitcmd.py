@@ -270,7 +270,7 @@ def again(work: Callable[P, T]) -> Callable[P, T]:
     """Do `work`, which reads streams, again where a git in it was killed."""
 
     @functools.wraps(work)
-    def repeated(*args: P.args, **named: P.kwargs) -> T:
+    def call(*args: P.args, **named: P.kwargs) -> T:
         for _ in range(TRIES - 1):
             try:
                 return work(*args, **named)
@@ -278,7 +278,7 @@ def again(work: Callable[P, T]) -> Callable[P, T]:
                 log.warning("git was killed", reason=error.message)
         return work(*args, **named)
 
-    return repeated
+    return call
 
 
 def over_limit(stderr: str) -> bool:

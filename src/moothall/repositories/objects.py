@@ -104,7 +104,7 @@ def write_files(git: GitRunner, repository: Path, entries: Sequence[Entry], dest
         raise
 
 
-async def ignored_by(git: GitRunner, repository: Path, lists: Sequence[Entry], paths: Sequence[str]) -> frozenset[str]:
+async def ignored_paths(git: GitRunner, repository: Path, lists: Sequence[Entry], paths: Sequence[str]) -> frozenset[str]:
     """Return those of `paths` that these .gitignore files name."""
     if not paths or not lists:
         return frozenset()

@@ -34,7 +34,7 @@ from moothall.domain.ids import digest
 from moothall.domain.repository import Profile
 from moothall.errors import RepositoryError
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.detect import MOST_PROJECTS, Detected, detect, setup_of, setup_reads, wanted
+from moothall.repositories.detect import MOST_PROJECTS, Detected, detect, setup_of, setup_reads, wanted_files
 from moothall.repositories.proof import CONFIGURATION
 from moothall.repositories.rules import TEST_PATTERNS, why_path
 
@@ -127,7 +127,7 @@ async def read_profile(
     `own` stands in for the text of that file. Projects in folders beyond `most` have no check.
     """
     objects = {entry.path: entry.oid for entry in await clone.entries(sha) if entry.target is None}
-    paths = [*wanted(objects, most), *([OWN_FILE] if OWN_FILE in objects and own is None else [])]
+    paths = [*wanted_files(objects, most), *([OWN_FILE] if OWN_FILE in objects and own is None else [])]
     blobs = await clone.read_all(sha, paths, TEXT_BYTES)
     texts = {path: blob.decode(errors="replace") for path, blob in zip(paths, blobs, strict=True)}
     return make_profile(objects, texts if own is None else {**texts, OWN_FILE: own}, registered, most)

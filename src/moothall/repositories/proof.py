@@ -95,8 +95,8 @@ def kept_files(
     `package` is the text of the base's package.json, empty where there is none; `configuration` those of files that are `NAMING`.
     """
     patterns = (*protected, *CONFIGURATION)
-    named = {path for command in commands for path in _operands(command)} | set(_named_in_package(package))
-    named |= {name for path, text in configuration.items() for name in _named_in(path, text)}
+    named = {path for command in commands for path in _operands(command)} | set(_paths_in_package(package))
+    named |= {name for path, text in configuration.items() for name in _paths_in_config(path, text)}
     kept = {path for path in existed if rules.matches(patterns, path) or path in named}
     return frozenset(path for path in kept if path.rpartition("/")[2] != "package.json")
 
@@ -113,7 +113,7 @@ def _operands(words: Sequence[str]) -> Iterator[str]:
         before = word
 
 
-def _named_in_package(text: str) -> Iterator[str]:
+def _paths_in_package(text: str) -> Iterator[str]:
     """Yield the paths that the scripts of tests, or what configures a runner, speak of."""
     said = _object(text)
     scripts = said.get("scripts")
@@ -124,7 +124,7 @@ def _named_in_package(text: str) -> Iterator[str]:
         yield from _strings(said.get(name))
 
 
-def _named_in(path: str, text: str) -> Iterator[str]:
+def _paths_in_config(path: str, text: str) -> Iterator[str]:
     """Yield the paths, with any ending, that a file which configures a runner may load besides the tests."""
     folder = path.rpartition("/")[0]
     for match in (_NAMES_OF_MOCHA if ".mocharc" in path else _NAMES).finditer(text):

@@ -27,7 +27,7 @@ class Cgroup:
         """Files into which a process writes its pid to be held."""
         return tuple(str(folder / "cgroup.procs") for folder in dict.fromkeys((self.memory, self.pids)))
 
-    def killed_for_memory(self) -> int:
+    def count_memory_kills(self) -> int:
         """Return how many processes the kernel killed here because the memory was used up."""
         for name in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(OSError):

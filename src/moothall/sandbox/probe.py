@@ -79,7 +79,7 @@ async def probe(settings: Sandbox, folder: Path | None = None) -> tuple[Layer, .
         except SandboxUnavailable:
             mend = _MEND_NAMESPACES if "namespace" in error.message else MEND_BUBBLEWRAP
             first = Layer("bubblewrap", ok=False, detail=error.message, mend=mend)
-            return (first, *(_missing(name, "not tried: the sandbox does not start") for name, _ in LAYERS[1:]))
+            return (first, *(_missing_layer(name, "not tried: the sandbox does not start") for name, _ in LAYERS[1:]))
         found["seccomp"] = (False, error.message)
     details = {
         "memory": f"held by {cgroups.way()}",
@@ -98,7 +98,7 @@ def require(layers: Sequence[Layer], allow_degraded: Sequence[str] = ()) -> None
         raise SandboxUnavailable(f"sandbox layer {layer.name!r} is missing: {layer.detail}{mend}{accept}")
 
 
-def _missing(name: str, detail: str) -> Layer:
+def _missing_layer(name: str, detail: str) -> Layer:
     return Layer(name, ok=False, detail=detail, mend=_MENDS[name])
 
 
@@ -106,7 +106,9 @@ def _judge(name: str, found: dict[str, Any], detail: str) -> Layer:
     if name == "bubblewrap":
         return Layer(name, ok=True, detail="starts")
     held, said = found.get(name, (False, "the attempt did not come to its end"))
-    return Layer(name, ok=True, detail=f"{said}; {detail}" if detail else said) if held is True else _missing(name, str(said))
+    return (
+        Layer(name, ok=True, detail=f"{said}; {detail}" if detail else said) if held is True else _missing_layer(name, str(said))
+    )
 
 
 async def _attempt(limits: Sandbox, folder: Path | None) -> dict[str, Any]:
@@ -117,11 +119,11 @@ async def _attempt(limits: Sandbox, folder: Path | None) -> dict[str, Any]:
         ours, theirs = socket.socketpair()
         callers: list[object] = []
 
-        def reached(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def note_caller(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             callers.append(writer)
             writer.close()
 
-        listener = await asyncio.start_server(reached, "127.0.0.1", 0)
+        listener = await asyncio.start_server(note_caller, "127.0.0.1", 0)
         async with listener:
             with ours, theirs:
                 order = {

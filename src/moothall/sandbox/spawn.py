@@ -135,7 +135,7 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
             filter_fd = seccomp.program_fd()
             held.append(filter_fd)
         except SandboxUnavailable:
-            if not spec.degraded("seccomp"):
+            if not spec.is_degraded("seccomp"):
                 raise
         accounts = {}
         for name, content in (("passwd", _PASSWD), ("group", _GROUP), ("hosts", _HOSTS)):

@@ -67,7 +67,7 @@ class SandboxSpec:
     fds: tuple[int, ...] = ()
     log: Path | None = None
 
-    def degraded(self, layer: str) -> bool:
+    def is_degraded(self, layer: str) -> bool:
         """Whether the operator accepted to go without `layer`."""
         return layer in self.limits.allow_degraded
 

@@ -10,7 +10,7 @@ import psutil
 
 import moothall
 from moothall.agents.direct import Ran
-from moothall.agents.orders import Mode, Order, SessionContext, Wanted
+from moothall.agents.queries import Mode, Query, SessionContext, Wanted
 from moothall.agents.service import AgentTasks, Report, Update
 from moothall.config import Models
 from moothall.domain.ids import new_task_id
@@ -69,7 +69,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
 
     async def ExecuteTask(self, request: pb.ExecuteTaskRequest, context: Any) -> pb.ExecuteTaskResponse:
         """Answer a query, or run tools; it stops when the call does."""
-        report = await self._tasks.execute(_order(request), caller())
+        report = await self._tasks.execute(_query(request), caller())
         return pb.ExecuteTaskResponse(
             task_id=report.task_id,
             status=_STATUSES[report.status],
@@ -84,15 +84,15 @@ class AgentService(pb_grpc.AgentServiceServicer):
 
     async def StreamExecuteTask(self, request: pb.ExecuteTaskRequest, context: Any) -> AsyncIterator[pb.TaskUpdate]:
         """Tell it as it happens; it stops when the call does."""
-        order = _order(request)
+        query = _query(request)
         state = pb.AGENT_STATE_PLANNING
-        async with aclosing(self._tasks.steps(order, caller())) as steps:
+        async with aclosing(self._tasks.steps(query, caller())) as steps:
             async for step in steps:
                 if isinstance(step, Update):
-                    yield _update(order, step, state)
+                    yield _update(query, step, state)
                     state = pb.AGENT_STATE_EXECUTING
                     continue
-                about: dict[str, Any] = {"task_id": order.task_id, "state": pb.AGENT_STATE_EXECUTING, "progress": _ALMOST}
+                about: dict[str, Any] = {"task_id": query.task_id, "state": pb.AGENT_STATE_EXECUTING, "progress": _ALMOST}
                 if step.ran:  # of tools; an agent's is given while it is written
                     yield pb.TaskUpdate(**about, delta=step.result)
                 yield pb.TaskUpdate(**about, tool_result=self._usage(step))
@@ -101,7 +101,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
     async def GetCapabilities(self, request: pb.GetCapabilitiesRequest, context: Any) -> pb.GetCapabilitiesResponse:
         """Say what can be asked."""
         return pb.GetCapabilitiesResponse(
-            supported_tools=[spec.name for spec in self._tasks.offered(caller())],
+            supported_tools=[spec.name for spec in self._tasks.list_tools(caller())],
             supported_modes=sorted(set(_MODES) - {common.EXECUTION_MODE_UNSPECIFIED}),
             max_memory_mb=self._tasks.memory_mb,
             max_concurrent_tasks=self._tasks.most,
@@ -125,11 +125,11 @@ class AgentService(pb_grpc.AgentServiceServicer):
         if request.max_results < 0:
             raise InvalidRequest(f"max_results is {request.max_results}; give how many at most, or 0 for all")
         wanted = convert.from_message(Filters, request, most=request.max_results)
-        return pb.DiscoverToolsResponse(tools=[_capability(spec) for spec in discover(self._tasks.offered(caller()), wanted)])
+        return pb.DiscoverToolsResponse(tools=[_capability(spec) for spec in discover(self._tasks.list_tools(caller()), wanted)])
 
     async def GetToolCapability(self, request: pb.GetToolCapabilityRequest, context: Any) -> pb.GetToolCapabilityResponse:
         """Describe a tool."""
-        for spec in self._tasks.offered(caller()):
+        for spec in self._tasks.list_tools(caller()):
             if spec.id == request.tool_id:
                 return pb.GetToolCapabilityResponse(tool=_capability(spec))
         raise NotFound(f"there is no tool {request.tool_id[:80]!r}; DiscoverTools lists those that there are")
@@ -169,7 +169,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
         )
 
 
-def _order(request: pb.ExecuteTaskRequest) -> Order:
+def _query(request: pb.ExecuteTaskRequest) -> Query:
     """Return what is asked. Raises `InvalidRequest`."""
     if request.mode not in _MODES:
         raise InvalidRequest(f"mode is {request.mode}; there are 1 (simple), 2 (standard) and 3 (complex)")
@@ -180,7 +180,7 @@ def _order(request: pb.ExecuteTaskRequest) -> Order:
         raise InvalidRequest(f"{', '.join(wrong)}; give a number from 0, which means the default")
     if not 0 <= budget < MOST_TOKENS:
         raise InvalidRequest(f"token_budget is {budget:g}; give the tokens that may be used, or 0 for the default")
-    return Order(
+    return Query(
         **numbers,
         task_id=meta.task_id or new_task_id(),
         query=request.query,
@@ -200,9 +200,9 @@ def _order(request: pb.ExecuteTaskRequest) -> Order:
     )
 
 
-def _update(order: Order, step: Update, state: pb.AgentState.ValueType) -> pb.TaskUpdate:
+def _update(query: Query, step: Update, state: pb.AgentState.ValueType) -> pb.TaskUpdate:
     return pb.TaskUpdate(
-        task_id=order.task_id,
+        task_id=query.task_id,
         state=state,
         message=step.message,
         delta=step.delta,

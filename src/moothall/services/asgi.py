@@ -137,7 +137,7 @@ async def serving(
     """
     options: dict[str, Any] = {"proxy_headers": False, "server_header": False, "access_log": False, "reset_contextvars": True}
 
-    async def told(scope: Scope, receive: Receive, send: Send) -> None:
+    async def log_failures(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await app(scope, receive, send)
         except Exception:
@@ -145,7 +145,7 @@ async def serving(
             raise
 
     config = Config(
-        told,
+        log_failures,
         http=Connection,
         ws="none",
         lifespan="off",

@@ -84,7 +84,7 @@ class Context(pb_grpc.ContextServiceServicer):
             )
             packs[role] = _pack(await self._briefings.brief(asked, who))
             known += await self._ask("context", story_id=story_id, role=role, limit=_COUNTED, tenant=who.tenant)
-        stats = pb.SessionStats(roles=roles, **_counted(known))
+        stats = pb.SessionStats(roles=roles, **_count_rows(known))
         bundle = pb.RehydrateSessionResponse(case_id=story_id, generated_at_ms=self._bundles.now_ms(), packs=packs, stats=stats)
         if request.persist_bundle:
             await self._bundles.keep(request, bundle, who)
@@ -93,7 +93,7 @@ class Context(pb_grpc.ContextServiceServicer):
     async def ValidateScope(self, request: pb.ValidateScopeRequest, context: Any) -> pb.ValidateScopeResponse:
         """Say what the table says."""
         role = read_role(request.role) if request.role.strip() else ""
-        allowed = scopes().allowed(role, request.phase)
+        allowed = scopes().allowed_scopes(role, request.phase)
         given = tuple(dict.fromkeys(scope.strip().lower() for scope in request.provided_scopes))
         extra = [scope[:80] for scope in given if scope not in allowed]
         return pb.ValidateScopeResponse(
@@ -127,7 +127,7 @@ def _pack(made: Briefing) -> pb.RoleContextPack:
     return pb.RoleContextPack(context=made.text, token_count=made.tokens, scopes=made.scopes, version=made.version)
 
 
-def _counted(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def _count_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Of each, the most that one of the roles may know."""
 
     def most(count: Any) -> int:

@@ -234,21 +234,21 @@ def event_message(event: Event) -> common_pb2.Event:
 
 def struct(data: Mapping[str, Any]) -> struct_pb2.Struct:
     """Return JSON data as a Struct; see `event_message`."""
-    return json_format.ParseDict(_bound(data, _STRUCT_DEPTH), struct_pb2.Struct())
+    return json_format.ParseDict(_fit_struct(data, _STRUCT_DEPTH), struct_pb2.Struct())
 
 
 def value(data: Any) -> struct_pb2.Value:
     """Return JSON data as a Value; see `event_message`."""
-    return json_format.ParseDict(_bound(data, _STRUCT_DEPTH), struct_pb2.Value())
+    return json_format.ParseDict(_fit_struct(data, _STRUCT_DEPTH), struct_pb2.Value())
 
 
-def _bound(value: Any, depth: int) -> Any:
+def _fit_struct(value: Any, depth: int) -> Any:
     """Return JSON data that a Struct can hold exactly; larger integers as text, deeper nesting left out."""
     match value:
         case Mapping() if depth:
-            return {str(key): _bound(item, depth - 1) for key, item in value.items()}
+            return {str(key): _fit_struct(item, depth - 1) for key, item in value.items()}
         case list() | tuple() if depth:
-            return [_bound(item, depth - 1) for item in value]
+            return [_fit_struct(item, depth - 1) for item in value]
         case None | bool() | float() | str():
             return value
         case int() if abs(value) < _STRUCT_NUMBER:

@@ -67,11 +67,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             (True, True): grpc.stream_stream_rpc_method_handler,
         }[handler.request_streaming, handler.response_streaming]
         # The bytes are read inside, so that what is no message of ours gets an answer of ours.
-        answer = _watch(self._ending(_answer(handler, method)), method.strip("/"), parent)
+        answer = _watch(self._track(_answer(handler, method)), method.strip("/"), parent)
         made: grpc.RpcMethodHandler[Any, Any] = make(answer, None, handler.response_serializer)
         return made
 
-    def _ending(self, behaviour: Any) -> Any:
+    def _track(self, behaviour: Any) -> Any:
         """Know a call while it is answered, and tell its caller where the server ended it."""
 
         async def answer(request: Any, context: Any) -> Any:
@@ -102,7 +102,10 @@ def _watch(behaviour: Any, method: str, parent: str) -> Any:
         code = grpc.StatusCode.CANCELLED
         aborted: grpc.aio.AbortError | None = None
         answered = None
-        with telemetry.span(method, about, kind="server", parent=parent) as span, telemetry.metrics.GRPC_CALLS_IN_FLIGHT.held():
+        with (
+            telemetry.span(method, about, kind="server", parent=parent) as span,
+            telemetry.metrics.GRPC_CALLS_IN_FLIGHT.track_inprogress(),
+        ):
             try:
                 answered = await behaviour(request, context)
                 code = grpc.StatusCode.OK
@@ -135,7 +138,7 @@ def _answer(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> Any:
     served = isasyncgenfunction(behaviour) if handler.response_streaming else iscoroutinefunction(behaviour)
 
     async def answer(request: Any, context: Any) -> Any:
-        async with _errors_told(context, method):
+        async with _tell_errors(context, method):
             if not served:  # all our methods are coroutines or async generators: a plain function is the generated base's
                 await abort(context, grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED", f"{method} is not served by this version")
             try:  # of a stream of requests, which none of ours takes, nothing is read here
@@ -154,7 +157,7 @@ def _answer(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> Any:
 
 
 @asynccontextmanager
-async def _errors_told(context: Any, method: str) -> AsyncIterator[None]:
+async def _tell_errors(context: Any, method: str) -> AsyncIterator[None]:
     """Answer the caller with what went wrong inside. A bug is logged; the caller learns only that there was one."""
     try:
         yield

@@ -86,7 +86,7 @@ def _repository(workspace: str, ref: str) -> RepositoryRef | None:
         if ref:
             raise InvalidRequest("ref names a commit of a workspace, and none is given")
         return None
-    return RepositoryRef.named(workspace, ref)
+    return RepositoryRef.from_name(workspace, ref)
 
 
 def _event(recorded: Recorded) -> pb.TaskEvent:

@@ -43,9 +43,9 @@ class OrchestratorService(StoryCalls, CouncilCalls, TallyCalls, pb_grpc.Orchestr
 
     async def Deliberate(self, request: pb.DeliberateRequest, context: Any) -> pb.DeliberateResponse:
         """Submit and wait; the deliberation dies with the call."""
-        return convert.deliberate_response(await self._decided(_with_id(convert.request_of(request)), caller()))
+        return convert.deliberate_response(await self._submit_and_wait(_with_id(convert.request_of(request)), caller()))
 
-    async def _decided(self, asked: DeliberationRequest, who: Principal) -> Outcome:
+    async def _submit_and_wait(self, asked: DeliberationRequest, who: Principal) -> Outcome:
         """Submit and wait. When the call ends early, the deliberation does too."""
         submitted = False
         try:

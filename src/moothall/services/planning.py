@@ -24,7 +24,7 @@ class StoryCalls:
 
     _doors: Doors
 
-    async def _decided(self, asked: DeliberationRequest, who: Principal) -> Outcome:
+    async def _submit_and_wait(self, asked: DeliberationRequest, who: Principal) -> Outcome:
         raise NotImplementedError
 
     async def Orchestrate(self, request: pb.OrchestrateRequest, context: Any) -> pb.OrchestrateResponse:
@@ -37,7 +37,7 @@ class StoryCalls:
             )
             told = "\n\n".join(part for part in (briefing.told, briefing.history) if part)
             asked = replace(asked, context=told)
-        return convert.orchestrate_response(await self._decided(asked, who))
+        return convert.orchestrate_response(await self._submit_and_wait(asked, who))
 
     async def ProcessPlanningEvent(
         self, request: pb.ProcessPlanningEventRequest, context: Any
@@ -89,7 +89,7 @@ def orchestration(request: pb.OrchestrateRequest) -> DeliberationRequest:
         plan_id=request.plan_id,
         origin="orchestrate",
     )
-    return params.filled(asked, options.custom_params, params.REQUEST)
+    return params.fill(asked, options.custom_params, params.REQUEST)
 
 
 def _story_of(story_id: str, case_id: str) -> str:

@@ -144,7 +144,7 @@ class RemoteAgent:
             else:
                 updates = replica.stub.StreamExecuteTask(asked, metadata=self._metadata, timeout=left)
                 try:
-                    answer = await _streamed(updates, on_text, self._most)
+                    answer = await _read_stream(updates, on_text, self._most)
                 finally:
                     updates.cancel()
             failed = False
@@ -158,7 +158,7 @@ class RemoteAgent:
         return _reply(answer, self._endpoint, round((monotonic() - begun) * 1000))
 
 
-async def _streamed(
+async def _read_stream(
     updates: AsyncIterable[pb.TaskUpdate], on_text: Callable[[str], None] | None, most: int
 ) -> pb.ExecuteTaskResponse:
     """Return what a stream comes to, as the call that waits for its end would have been answered. Raises `ModelReplyInvalid` for more than

@@ -65,11 +65,11 @@ class Tools:
         """Raise `Refused` unless an operator calls."""
         refuse_unless_operator(caller())
 
-    def parked(self) -> Sequence[Parked]:
+    def list_parked(self) -> Sequence[Parked]:
         """Return what waits for an operator of the caller's tenant."""
         self.check_operator()
         tenant = caller().tenant
-        waiting = self._parking.waiting(tenant) if self._parking else ()
+        waiting = self._parking.list_waiting(tenant) if self._parking else ()
         return [replace(item, workspace=own_id(item.workspace, tenant), task_id=own_id(item.task_id, tenant)) for item in waiting]
 
     async def resolve(self, named: str, *, allow: bool, reason: str) -> Parked:
@@ -118,7 +118,7 @@ class ToolService(pb_grpc.ToolServiceServicer):
     async def ListParked(self, request: pb.ListParkedRequest, context: Any) -> pb.ListParkedResponse:
         """List what waits."""
         return pb.ListParkedResponse(
-            parked=[convert.to_message(pb.ParkedRequest, item, workspace_id=item.workspace) for item in self._tools.parked()]
+            parked=[convert.to_message(pb.ParkedRequest, item, workspace_id=item.workspace) for item in self._tools.list_parked()]
         )
 
     async def ResolveParked(self, request: pb.ResolveParkedRequest, context: Any) -> pb.ResolveParkedResponse:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from moothall.telemetry import metrics
 from moothall.telemetry.context import bound
 from moothall.telemetry.logs import Logger, configure_logs, get_logger, log_apart
-from moothall.telemetry.spans import Span, headers, read_traceparent, span, traceparent, wants_content
+from moothall.telemetry.spans import Span, headers, read_traceparent, record, span, traceparent, wants_content
 
 __all__ = [
     "Logger",
@@ -25,6 +25,7 @@ __all__ = [
     "log_apart",
     "metrics",
     "read_traceparent",
+    "record",
     "span",
     "traceparent",
     "wants_content",

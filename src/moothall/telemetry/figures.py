@@ -33,7 +33,7 @@ class Figure:
     labels: tuple[str, ...] = ()
     kind: FigureKind = "gauge"
 
-    def _bounded(self, key: Labels, known: Mapping[Labels, Any]) -> Labels:
+    def _bound_labels(self, key: Labels, known: Mapping[Labels, Any]) -> Labels:
         """Return the labels to count under. Asked only where these are new."""
         if len(key) != len(self.labels):
             raise TypeError(f"{self.name} has the labels {self.labels}, not {key}")
@@ -53,7 +53,7 @@ class Counter(Figure):
         """Count."""
         values = self.values
         if labels not in values:
-            labels = self._bounded(labels, values)
+            labels = self._bound_labels(labels, values)
         values[labels] = values.get(labels, 0.0) + amount
 
 
@@ -67,13 +67,13 @@ class Gauge(Figure):
     def set(self, value: float, *labels: str) -> None:
         """Say how it stands."""
         if labels not in self.values:
-            labels = self._bounded(labels, self.values)
+            labels = self._bound_labels(labels, self.values)
         self.values[labels] = value
 
-    def held(self, *labels: str) -> _Held:
+    def track_inprogress(self, *labels: str) -> _Held:
         """One more while the body of a `with` runs."""
         if labels not in self.values:
-            labels = self._bounded(labels, self.values)
+            labels = self._bound_labels(labels, self.values)
         return _Held(self.values, labels)
 
 
@@ -90,12 +90,12 @@ class Histogram(Figure):
         """Count a value."""
         row = self.counts.get(labels)
         if row is None:
-            labels = self._bounded(labels, self.counts)
+            labels = self._bound_labels(labels, self.counts)
             row = self.counts.setdefault(labels, [0.0] * (len(self.buckets) + 2))
         row[bisect_left(self.buckets, value)] += 1
         row[-1] += value
 
-    def timed(self, *labels: str) -> _Timed:
+    def time(self, *labels: str) -> _Timed:
         """Observe how many seconds the body of a `with` takes, however it ends."""
         return _Timed(self, labels)
 

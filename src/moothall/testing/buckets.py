@@ -66,7 +66,7 @@ class MemoryBucket:
             raise AlreadyExists(f"{self._name} has another {key}")
         await self.put(key, document)
 
-    async def revised(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
+    async def get_with_revision(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
         """Return the document and its revision."""
         return await self.get(key), self._revisions.get(key, 0)
 

@@ -190,7 +190,7 @@ class MemoryBus:
             if deliveries == 1 and "fresh" in raw.headers:
                 extra["fresh"] = "1"
             if glance is not None and await self._show(raw, glance, extra):
-                self._done(durable, stream, seq)
+                self._finish(durable, stream, seq)
                 continue
             try:
                 verdict = await judge(
@@ -210,9 +210,9 @@ class MemoryBus:
                     loop.call_later(delay, durable.ready.put_nowait, seq)
                 case Bury():
                     await self._bury(durable, raw, deliveries, verdict)
-                    self._done(durable, stream, seq)
+                    self._finish(durable, stream, seq)
                 case Ack():
-                    self._done(durable, stream, seq)
+                    self._finish(durable, stream, seq)
 
     async def _show(self, raw: Raw, glance: Glance, extra: Mapping[str, str]) -> bool:
         try:
@@ -228,7 +228,7 @@ class MemoryBus:
     async def _unpack(self, raw: Raw, extra: Mapping[str, str]) -> list[Recorded | Permanent]:
         return batching.records_of(raw.seq, await self._packer.unpack_all(raw.data), extra)
 
-    def _done(self, durable: _Durable, stream: _Stream, seq: int) -> None:
+    def _finish(self, durable: _Durable, stream: _Stream, seq: int) -> None:
         durable.deliveries.pop(seq, None)
         if stream.spec.retention == "workqueue":
             stream.drop(seq)
@@ -316,7 +316,7 @@ class MemoryBus:
         self._streams[stream].records = kept
         return gone
 
-    async def known(self, channel: Channel) -> Sequence[str]:
+    async def list_ids(self, channel: Channel) -> Sequence[str]:
         """Return the ids of what a channel of the log tells of."""
         records = self._streams[registry.EVENTS.name].after(0, (registry.subject(channel.all),))
         return sorted({registry.about(raw.subject) for raw in records})
@@ -326,7 +326,7 @@ class MemoryBus:
         held, gone = self._streams[registry.EVENTS.name], registry.literal(topic)
         held.records = [raw for raw in held.records if raw.subject != gone]
 
-    async def removed(self, stream: str) -> frozenset[int]:
+    async def removed_seqs(self, stream: str) -> frozenset[int]:
         """Return the seqs that were removed from between others: all that are not there, as nothing is lost here."""
         there = [raw.seq for raw in self._streams[stream].records]
         return frozenset(range(there[0], there[-1])) - {*there} if there else frozenset()

@@ -129,7 +129,7 @@ class ScriptedModel:
 
     async def _tokens(self, request: web.Request) -> web.StreamResponse:
         self.tokenized += 1
-        if refusal := self._unauthorised(request):
+        if refusal := self._check_key(request):
             return refusal
         if self.tokenize is None:
             return web.Response(status=404)
@@ -137,7 +137,7 @@ class ScriptedModel:
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         self.model_lists += 1
-        if refusal := self._unauthorised(request):
+        if refusal := self._check_key(request):
             return refusal
         listed = [{"id": name, "object": "model", "owned_by": self.owner} for name in self.models]
         return web.json_response({"object": "list", "data": listed})
@@ -146,7 +146,7 @@ class ScriptedModel:
         return web.Response(text=self.metrics) if self.metrics else web.Response(status=404)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        if refusal := self._unauthorised(request):
+        if refusal := self._check_key(request):
             return refusal
         if request.transport is not None and request.transport not in self._known:
             self._known.add(request.transport)
@@ -171,7 +171,7 @@ class ScriptedModel:
         finally:
             self.in_flight -= 1
 
-    def _unauthorised(self, request: web.Request) -> web.Response | None:
+    def _check_key(self, request: web.Request) -> web.Response | None:
         if self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
             return _error(401, "wrong API key")
         return None

@@ -34,4 +34,4 @@ def family_tools(settings: Settings, families: Families = FAMILIES) -> Mapping[s
 
 def unset_tools(settings: Settings, tenant: str, families: Families = FAMILIES) -> Mapping[str, str]:
     """Return, by the name of each tool that a tenant cannot use yet, the setting that is missing."""
-    return {name: lack for family in families for name, lack in family.missing(settings, tenant).items()}
+    return {name: lack for family in families for name, lack in family.missing_settings(settings, tenant).items()}

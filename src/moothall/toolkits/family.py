@@ -20,10 +20,10 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What runs a family's tools. `left` is told the id of each workspace that ends, where tools leave something elsewhere."""
+    """What runs a family's tools. `close_workspace` is called with the id of each one that ends, where tools leave something elsewhere."""
 
     toolkit: Toolkit
-    left: Callable[[str], Awaitable[None]] | None = None
+    close_workspace: Callable[[str], Awaitable[None]] | None = None
 
 
 class Family(ABC, Generic[S]):
@@ -44,7 +44,7 @@ class Family(ABC, Generic[S]):
     def specs(self, settings: Settings) -> Sequence[ToolSpec]:
         """Return what the catalogue says of the tools: always the same ones, in the order of prompts."""
 
-    def missing(self, settings: Settings, tenant: str) -> Mapping[str, str]:
+    def missing_settings(self, settings: Settings, tenant: str) -> Mapping[str, str]:
         """Return, by the name of each tool that a tenant cannot use yet, what is not set."""
         del settings, tenant
         return {}

@@ -19,7 +19,7 @@ MAX_PATH = 500
 MAX_CONTENT = 500_000
 
 
-def matching(pattern: str, wanted: str) -> AfterValidator:
+def must_match(pattern: str, wanted: str) -> AfterValidator:
     """Check a text that is not empty; `wanted` says in the error what is right. Not in the JSON schema: decoders know few patterns."""
     compiled = re.compile(pattern)
 
@@ -31,12 +31,12 @@ def matching(pattern: str, wanted: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-_REF = matching(r"[A-Za-z0-9](?:[A-Za-z0-9_@^~{}/-]|\.(?!\.)){0,199}", "a git ref such as HEAD~1, a branch or a commit id")
-_BRANCH = matching(
+_REF = must_match(r"[A-Za-z0-9](?:[A-Za-z0-9_@^~{}/-]|\.(?!\.)){0,199}", "a git ref such as HEAD~1, a branch or a commit id")
+_BRANCH = must_match(
     r"(?:[A-Za-z0-9_](?:[A-Za-z0-9_-]|[./](?![./])){0,199})(?<![./])(?<!\.lock)", "a branch name such as fix-login"
 )
-_TARGET = matching(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,99}", "the name of a make target")
-_URL = matching(r"(?:https|ssh)://[^\s\x00-\x1f-][^\s\x00-\x1f]{0,999}", "an https:// or ssh:// URL")
+_TARGET = must_match(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,99}", "the name of a make target")
+_URL = must_match(r"(?:https|ssh)://[^\s\x00-\x1f-][^\s\x00-\x1f]{0,999}", "an https:// or ssh:// URL")
 
 Path = Annotated[str, Field(min_length=1, max_length=MAX_PATH)]
 Glob = Annotated[str, Field(min_length=1, max_length=200)]

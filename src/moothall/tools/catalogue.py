@@ -10,7 +10,7 @@ from moothall.domain.tool import Grant
 from moothall.tools import code_tools, workspace_tools
 from moothall.tools.spec import Danger, ToolSpec
 
-__all__ = ["CATALOGUE", "Danger", "ToolSpec", "describe", "is_granted", "offered"]
+__all__ = ["CATALOGUE", "Danger", "ToolSpec", "describe", "is_granted", "list_tools"]
 
 CATALOGUE: Final[Mapping[str, ToolSpec]] = {spec.name: spec for spec in (*workspace_tools.SPECS, *code_tools.SPECS)}
 
@@ -20,7 +20,7 @@ def is_granted(grant: Grant, tool: str) -> bool:
     return any(fnmatchcase(tool, pattern) for pattern in grant.tools)
 
 
-def offered(
+def list_tools(
     grant: Grant,
     *,
     core: bool = False,

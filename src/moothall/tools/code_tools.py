@@ -6,12 +6,12 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from moothall.tools.arguments import Arguments, NoArguments, matching
+from moothall.tools.arguments import Arguments, NoArguments, must_match
 from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Cost, Danger, Example, Requirements, ToolSpec
 
 Code = Annotated[str, Field(min_length=1, max_length=100_000)]
-Session = Annotated[str, Field(max_length=40), matching(r"[a-z0-9][a-z0-9-]*", "a session's name such as a-1")]
+Session = Annotated[str, Field(max_length=40), must_match(r"[a-z0-9][a-z0-9-]*", "a session's name such as a-1")]
 
 
 class RunCode(Arguments):

@@ -72,7 +72,7 @@ class Executions:
         """
         _check(order)
         capability = await self._visits.ready(who, order.workspace, order.token)
-        offered = {spec.name: spec for spec in self._visits.gate.offered(capability.tenant, capability.grant)}
+        offered = {spec.name: spec for spec in self._visits.gate.list_tools(capability.tenant, capability.grant)}
         if unknown := [name for name in order.tools if name not in self._visits.gate.catalogue]:
             raise InvalidRequest(f"there is no tool {unknown[0][:60]!r}; moothall tools list shows them")
         tools = {name: offered[name].argument_names for name in order.tools if name in offered}

@@ -237,10 +237,10 @@ class Visits:
             opening.cancel()  # where it is not done
             del self._awaited[workspace]
 
-    def offered(self, who: Principal, role: str = "", persona: str = "") -> tuple[ToolSpec, ...]:
+    def list_tools(self, who: Principal, role: str = "", persona: str = "") -> tuple[ToolSpec, ...]:
         """Return the tools that the caller's tenant has; with a role, those that it is granted. Raises `InvalidRequest`."""
         grant = self._gate.grant_for(read_role(role), persona=persona) if role else Grant(("*",))
-        return self._gate.offered(who.tenant, grant)
+        return self._gate.list_tools(who.tenant, grant)
 
     def is_open(self, workspace: str) -> bool:
         """Whether this process has it open."""
@@ -301,12 +301,12 @@ class Visits:
         if visit.flow != flow and spec is not None and spec.danger is not Danger.READ:
             raise Refused(f"workflow {visit.flow} has this workspace until it ends; meanwhile it may be looked at only")
 
-        def covered() -> None:
+        def check_grant() -> None:
             if not is_granted(capability.grant, call.tool):  # it was asked for under a token that allows more
                 raise Refused(f"{call.tool[:60]} is not covered by the capability token")
 
         try:
-            given = await visit.answers.find(call.request_id, digest, covered)
+            given = await visit.answers.find(call.request_id, digest, check_grant)
         except AlreadyExists as error:
             raise AlreadyExists(f"the request id {call.request_id[:80]!r} was used for another request") from error
         return given or await self._once(visit, token, call, digest)
@@ -327,7 +327,7 @@ class Visits:
             visit.parked[call.request_id] = call
         return result
 
-    async def settled(self, workspace: str, request_id: str) -> None:
+    async def wait_until_resolved(self, workspace: str, request_id: str) -> None:
         """Wait until an operator's word on a parked request has had its effect: then the request has another result."""
         await self._visits[workspace].settled.setdefault(request_id, asyncio.Event()).wait()
 

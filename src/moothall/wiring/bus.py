@@ -1,36 +1,55 @@
 """The bus of a process: the only place that says which it is. A command opens that of the process which serves, or its own.
 
-Whoever serves looks whether the log is whole, at the start and now and then, and marks the deliberations that may lack something.
+Several processes share one bus where a server of its own is named: what each does of all that there is to do, and what one does at a
+time. Whoever serves looks whether the log is whole, at the start and now and then, and marks the deliberations that may lack something.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    ExitStack,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from pathlib import Path
+from typing import get_args
 
 from moothall import telemetry
+from moothall.bus.lease import BUCKET, Lease
 from moothall.bus.log_check import LogReport, check_log
 from moothall.bus.nats.jetstream import JetStreamBus as Bus
 from moothall.bus.nats.jetstream import open_bus
 from moothall.config import Bus as BusSettings
 from moothall.config import Settings
+from moothall.config.parts import Duty, Serve
 from moothall.disk import write_private
-from moothall.domain.causes import requested_id
+from moothall.domain.causes import request_event_id
 from moothall.domain.codec import load
 from moothall.domain.event import EventType
 from moothall.domain.fleet import FLEET, HostState
 from moothall.domain.topic import Channel
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry.events import write
-from moothall.wiring import lock
+from moothall.wiring import directory
 
-__all__ = ["Bus", "Tell", "bus_url", "hold_or_find", "hosts", "hosts_on", "open_bus", "open_log"]
+__all__ = ["Bus", "open_bus"]
+
+log = telemetry.get_logger(__name__)
 
 Tell = Callable[[str], None]
+ROLES: tuple[Duty, ...] = get_args(Duty)
+ALL = frozenset(ROLES)
+_NEEDED = frozenset({"collector", "hosts"})
+"""What no house does without, where nobody else reaches its bus."""
 _ATTACH_SECONDS, _LOOK_SECONDS, _WAIT_SECONDS = 300.0, 0.1, 1.0
+_SHOWN = 100
 
 
 @asynccontextmanager
@@ -61,7 +80,7 @@ async def open_log(settings: Settings, tell: Tell, *, alone: bool = True) -> Asy
         yield await stack.enter_async_context(open_bus(settings.bus, url))
 
 
-async def hold_or_find(data_dir: Path, tell: Tell, stack: AsyncExitStack) -> lock.Address | None:
+async def hold_or_find(data_dir: Path, tell: Tell, stack: AsyncExitStack) -> directory.Address | None:
     """Hold the data directory until the stack ends, or return where the process that does can be reached. Waits for one that starts, or
     ends: then nobody is left who would say where it is.
     """
@@ -69,10 +88,10 @@ async def hold_or_find(data_dir: Path, tell: Tell, stack: AsyncExitStack) -> loc
     try:
         async with asyncio.timeout(_ATTACH_SECONDS):
             while True:
-                with suppress(lock.Taken):
-                    stack.enter_context(lock.hold(data_dir))
+                with suppress(directory.Taken):
+                    stack.enter_context(directory.hold(data_dir))
                     return None
-                if (address := lock.find(data_dir)) is not None:
+                if (address := directory.find(data_dir)) is not None:
                     return address
                 if not told:
                     tell(f"another moothall is starting or ending on {data_dir}; waiting for it")
@@ -89,7 +108,7 @@ async def hosts(settings: Settings) -> Sequence[HostState] | None:
     """Return the hosts that work for a data directory and answer, by name; None where nothing is served. Raises `BusUnavailable`,
     `ConfigurationError`.
     """
-    address = lock.find(settings.data_dir)
+    address = directory.find(settings.data_dir)
     url = settings.bus.url if address is None else address.bus_url
     if url is None:
         return None
@@ -99,7 +118,7 @@ async def hosts(settings: Settings) -> Sequence[HostState] | None:
 
 async def is_served(settings: Settings, bus: Bus) -> bool:
     """Return whether a process is at work: on this data directory, or anywhere on a bus of its own. Raises `BusUnavailable`."""
-    if lock.find(settings.data_dir) is not None:
+    if directory.find(settings.data_dir) is not None:
         return True
     if settings.bus.url is None:
         return False
@@ -111,11 +130,6 @@ async def hosts_on(bus: Bus) -> Sequence[HostState]:
     """Return the hosts that answer on a bus, by name. One that stands still does not."""
     async with aclosing(bus.ask_all(FLEET, {"ask": "state"}, _WAIT_SECONDS)) as said:
         return sorted([load(HostState, state) async for state in said], key=lambda host: (host.name, host.since))
-
-
-log = telemetry.get_logger(__name__)
-
-_SHOWN = 100
 
 
 async def watch_log(data_dir: Path, every_seconds: float, bus: Bus, tell: Tell) -> None:
@@ -152,7 +166,7 @@ async def mark(bus: Bus, report: LogReport) -> None:
             EventType.DELIBERATION_DAMAGED,
             task_id,
             {"task_id": task_id, "missing": list(missing[:_SHOWN]), "count": len(missing)},
-            causationid=requested_id(task_id),
+            causationid=request_event_id(task_id),
             correlationid=first.event.correlationid,
             tenant=first.event.tenant,
             ordinal=f"{missing[0]}-{missing[-1]}-{len(missing)}",
@@ -168,3 +182,55 @@ def _read(path: Path) -> int:
     except (OSError, ValueError, KeyError, TypeError):
         return 0
     return last if isinstance(last, int) else 0
+
+
+def parse_roles(said: Iterable[str]) -> tuple[Duty, ...]:
+    """Return roles by their names, which may be divided by commas. Raises `ConfigurationError` for what is none."""
+    names = [name for one in said for part in one.split(",") if (name := part.strip().lower())]
+    known: dict[str, Duty] = {role: role for role in ROLES}
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigurationError(f"unknown role {unknown[0][:40]!r}; the roles are {', '.join(ROLES)}")
+    if said and not names:
+        raise ConfigurationError(f"no role is named; the roles are {', '.join(ROLES)}")
+    return tuple(known[name] for name in dict.fromkeys(names))
+
+
+def roles_of(settings: Settings) -> frozenset[str]:
+    """Return what a server is to do. Raises `ConfigurationError` for what cannot be."""
+    roles = frozenset(settings.serve.only) or ALL
+    if settings.bus.url is None and (missing := [role for role in ROLES if role in _NEEDED - roles]):
+        raise ConfigurationError(
+            f"a process with the roles {', '.join(sorted(roles))} would have an embedded bus that nobody else reaches, and nobody on it does "
+            f"the work of {', '.join(missing)}: set bus.url (MOOTHALL_BUS__URL) to a NATS server that all processes reach, or add "
+            f"{', '.join(missing)}"
+        )
+    return roles
+
+
+def embedded_parts(settings: Settings, roles: frozenset[str]) -> tuple[str, ...]:
+    """Return the embedded parts of a process. Each lies in the data directory, or is found through it, and is one process's."""
+    parts = {
+        "bus": settings.bus.url is None,
+        "graph": "graph" in roles and settings.graph.url is None,
+        "model": "hosts" in roles and settings.llm.base_url is None,
+    }
+    return tuple(name for name, here in parts.items() if here)
+
+
+def instance(settings: Settings, stack: ExitStack) -> str:
+    """Return what no other living process on the same bus is called, and this one is again when it is started anew; empty with an embedded bus."""
+    if settings.bus.url is None:
+        return ""
+    from moothall.wiring.trusted import disk_of
+
+    return f"{disk_of(settings.data_dir)}-{stack.enter_context(directory.take_number(settings.data_dir))}"
+
+
+def lease_of(serve: Serve, bus: Bus, name: str) -> Lease:
+    """Return the lease of what one process does at a time."""
+    return Lease(bus.bucket(BUCKET), name, serve.lease_seconds)
+
+
+def alone(settings: Settings, bus: Bus, name: str) -> AbstractAsyncContextManager[None]:
+    """Wait until no other process is at what `name` says, and keep them from it: at once with an embedded bus, for then there is none."""
+    return nullcontext() if settings.bus.url is None else lease_of(settings.serve, bus, name).waited_for()

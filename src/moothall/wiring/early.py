@@ -5,7 +5,9 @@ So this imports no bus, no workspace and no graph at its top, nor does anything 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import socket
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,11 +18,14 @@ from moothall.config import Settings
 from moothall.council.front.request import Defaults, plan
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
-from moothall.errors import InvalidRequest
-from moothall.wiring import lock
+from moothall.errors import ConfigurationError, InvalidRequest, ModelUnavailable
+from moothall.wiring import directory
 
 if TYPE_CHECKING:
+    from moothall.sandbox.probe import Layer
     from moothall.tools.spec import ToolSpec
+
+_ASK_SECONDS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ async def check_early(settings: Settings, request: DeliberationRequest, named: N
     """
     named.check()
     check_request(settings, request)
-    if all(one.base_url is None for _, one in settings.choice.items()) or lock.find(settings.data_dir) is not None:
+    if all(one.base_url is None for _, one in settings.choice.items()) or directory.find(settings.data_dir) is not None:
         return False
     from moothall.model.reaching import reach_all
 
@@ -71,3 +76,77 @@ def defaults(settings: Settings) -> Defaults:
 
     endpoints = frozenset(settings.agents.endpoints)
     return Defaults(settings.limits, settings.repository, settings.seed, settings.choice, endpoints, tools)
+
+
+async def check_first(settings: Settings, tell: Callable[[str], None], *, serving: bool) -> None:
+    """Refuse what cannot be, and end what was left. Raises `ConfigurationError`."""
+    if settings.ray.address and not (settings.bus.url and settings.llm.base_url):
+        raise ConfigurationError(
+            "hosts on another machine cannot reach an embedded bus or model: with ray.address set bus.url and llm.base_url too"
+        )
+    from moothall.fleet.owner import end_left
+
+    if left := await asyncio.to_thread(end_left, settings.data_dir / "hosts"):
+        tell(f"{left} host(s) of a house that was killed were still alive; they are ended")
+    if serving:
+        check_ports(settings)
+
+
+async def check_parts(
+    settings: Settings, tell: Callable[[str], None], roles: frozenset[str], *, serving: bool, asked: bool
+) -> tuple[Layer, ...]:
+    """Try the walls and ask a configured model server, side by side: nothing slow begins before both are well. A server of ours
+    outlives a model server that is away: it says so, also at /health, and goes on.
+    """
+    from moothall.model.reaching import reach_all
+    from moothall.sandbox.probe import check_walls
+
+    async def ask() -> None:
+        try:
+            await reach_all(settings.choice, tell)
+        except ModelUnavailable as error:
+            if not serving:
+                raise
+            tell(f"no council can work until the model server answers: {error}")
+
+    asking = None
+    async with asyncio.TaskGroup() as group:
+        if not asked and "hosts" in roles:
+            asking = group.create_task(ask(), name="model")
+            await asyncio.wait({asking}, timeout=_ASK_SECONDS)  # what is plainly wrong is said before anything else
+        walls: tuple[Layer, ...] = ()
+        if settings.workspace.kind == "local" and roles & {"hosts", "tools"}:
+            with said(tell, "the sandbox to be tried"):
+                walls = await check_walls(settings.sandbox, tell)
+        if asking is not None:
+            with said(tell, "the model server to answer"):
+                await asking
+    return walls
+
+
+def check_ports(settings: Settings) -> None:
+    """Raise `ConfigurationError` for the first address that cannot be listened on. Default ports of HTTP and figures may be taken."""
+    for setting, host, port in _addresses(settings):
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            with socket.socket(family, kind, protocol) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that ended just now is no hindrance
+                trial.bind(address)
+                trial.listen(1)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{host}:{port} cannot be listened on: {(error.strerror or str(error)).lower()}; choose another {setting}, or 0 for any free one"
+            ) from error
+
+
+def _addresses(settings: Settings) -> Iterator[tuple[str, str, int]]:
+    grpc, web, metrics = settings.grpc, settings.web, settings.metrics
+    yield "port (grpc.port, --port)", grpc.host, grpc.port
+    for port in grpc.more_ports:
+        yield "grpc.more_ports", grpc.host, port
+    if web.enabled and web.port is not None:
+        yield "web.port", web.host, web.port
+    if metrics.enabled and metrics.port is not None:
+        yield "metrics.port", metrics.host, metrics.port

@@ -14,15 +14,14 @@ from moothall.aio import beside, said
 from moothall.bus.lease import Lease
 from moothall.bus.raw import StreamState
 from moothall.bus.registry import EVENTS
-from moothall.config import Settings
+from moothall.config import Graph, Settings
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.graph.elsewhere import Elsewhere, OverBus, answer_on, answering
 from moothall.graph.projector import Projector
 from moothall.graph.store import CypherGraph
 from moothall.telemetry import get_logger
-from moothall.wiring import lock
-from moothall.wiring.bus import Bus, bus_url, open_bus
-from moothall.wiring.roles import lease_of
+from moothall.wiring import directory
+from moothall.wiring.bus import Bus, bus_url, lease_of, open_bus
 
 log = get_logger(__name__)
 
@@ -30,11 +29,10 @@ _LOOK_SECONDS, _HELD_SECONDS = 0.1, 30.0
 
 
 @asynccontextmanager
-async def open_graph(settings: Settings, *, at_once: bool = True) -> AsyncIterator[CypherGraph]:
+async def open_graph(graph: Graph, data_dir: Path, *, at_once: bool = True) -> AsyncIterator[CypherGraph]:
     """Open the graph. Raises `GraphUnavailable` and `ConfigurationError`: what was configured is never replaced silently. With `at_once`
     False a server that is away is waited for behind whoever asks.
     """
-    graph = settings.graph
     if graph.url:
         from moothall.graph.neo4j import neo4j_store
 
@@ -46,17 +44,17 @@ async def open_graph(settings: Settings, *, at_once: bool = True) -> AsyncIterat
     except ImportError as error:
         raise ConfigurationError("no graph: `pip install 'moothall[embedded]'`, or set graph.url to a Neo4j 5 server") from error
 
-    async with embedded_store(settings.data_dir / "graph" / "context.kgl", query_seconds=graph.query_seconds) as file:
+    async with embedded_store(data_dir / "graph" / "context.kgl", query_seconds=graph.query_seconds) as file:
         yield CypherGraph(file, text_chars=graph.text_chars, keep=graph.keep)
 
 
 @asynccontextmanager
-async def reading(settings: Settings, bus: Bus) -> AsyncIterator[Answers]:
+async def open_reader(settings: Settings, bus: Bus) -> AsyncIterator[Answers]:
     """Yield the graph for a process that does not write it: the server's, or that of the process which has the embedded one."""
     if settings.graph.url is None:
         yield OverBus(bus, settings.graph.query_seconds)
         return
-    async with open_graph(settings, at_once=False) as graph:
+    async with open_graph(settings.graph, settings.data_dir, at_once=False) as graph:
         yield graph
 
 
@@ -65,10 +63,10 @@ def graph_of(
 ) -> AbstractAsyncContextManager[Answers]:
     """Return the graph as a process of these roles has it; None: a command, which lets its own catch up at its end. A server that ends leaves that to the next one."""
     if serves is not None and "graph" not in serves:
-        return reading(settings, bus)
+        return open_reader(settings, bus)
     if settings.bus.url is not None and (serves is not None or settings.graph.url is not None):
-        return taking_turns(settings, bus, at_once=serves is None)
-    return remembering(settings, bus, tell if serves is None else None)
+        return open_in_turns(settings, bus, at_once=serves is None)
+    return open_writer(settings, bus, tell if serves is None else None)
 
 
 class _Nearest:
@@ -89,10 +87,10 @@ Answers = CypherGraph | OverBus | _Nearest
 
 
 @asynccontextmanager
-async def taking_turns(settings: Settings, bus: Bus, *, at_once: bool) -> AsyncIterator[Answers]:
+async def open_in_turns(settings: Settings, bus: Bus, *, at_once: bool) -> AsyncIterator[Answers]:
     """Open the graph, and project the log into it while no other process on this bus does. An embedded one that others wrote meanwhile reads on in the log."""
-    lease = lease_of(settings, bus, "graph")
-    async with open_graph(settings, at_once=at_once) as graph, AsyncExitStack() as stack:
+    lease = lease_of(settings.serve, bus, "graph")
+    async with open_graph(settings.graph, settings.data_dir, at_once=at_once) as graph, AsyncExitStack() as stack:
 
         async def write() -> None:
             projector = Projector(bus, graph, settings.graph, may=lambda: lease.held)
@@ -103,34 +101,38 @@ async def taking_turns(settings: Settings, bus: Bus, *, at_once: bool) -> AsyncI
         answers: Answers = graph
         if settings.graph.url is None:
             answers = _Nearest(graph, OverBus(bus, settings.graph.query_seconds), lease)
-            await stack.enter_async_context(answering(graph, _socket(settings)))
+            await stack.enter_async_context(answering(graph, _socket(settings.data_dir)))
         async with beside(lease.lead(write), "graph"):
             yield answers
 
 
 @asynccontextmanager
-async def remembering(settings: Settings, bus: Bus, drain: Callable[[str], None] | None) -> AsyncIterator[CypherGraph]:
+async def open_writer(settings: Settings, bus: Bus, drain: Callable[[str], None] | None) -> AsyncIterator[CypherGraph]:
     """Open the graph, project the log into it behind the answers, and let other commands on this data directory ask it.
 
     `drain`: at the end the graph gets `graph.drain_seconds` to catch up, and this hears of it where it takes long; what is left
     then, the next start does.
     """
-    async with open_graph(settings) as graph, answering(graph, _socket(settings)), asyncio.TaskGroup() as group:
+    async with (
+        open_graph(settings.graph, settings.data_dir) as graph,
+        answering(graph, _socket(settings.data_dir)),
+        asyncio.TaskGroup() as group,
+    ):
         projector = Projector(bus, graph, settings.graph)
         running = group.create_task(projector.run((await bus.state(EVENTS.name)).last_seq), name="graph")
         try:
             yield graph
             if drain is not None:
                 with said(drain, "the graph to catch up"):
-                    await _drain(settings, projector, bus)
+                    await _drain(settings.graph.drain_seconds, projector, bus)
         finally:
             running.cancel()
 
 
-async def _drain(settings: Settings, projector: Projector, bus: Bus) -> None:
+async def _drain(seconds: float, projector: Projector, bus: Bus) -> None:
     try:
-        async with asyncio.timeout(settings.graph.drain_seconds):
-            await projector.settled((await bus.state(EVENTS.name)).last_seq)
+        async with asyncio.timeout(seconds):
+            await projector.wait_written((await bus.state(EVENTS.name)).last_seq)
     except (TimeoutError, BusUnavailable):
         log.warning("the graph is behind; the next start goes on", at=projector.written)
 
@@ -141,14 +143,14 @@ async def open_answers(settings: Settings) -> AsyncIterator[CypherGraph | Elsewh
     async with AsyncExitStack() as stack:
         if await _free(settings, stack):
             bus = await stack.enter_async_context(_own_bus(settings))
-            graph = await stack.enter_async_context(open_graph(settings))
+            graph = await stack.enter_async_context(open_graph(settings.graph, settings.data_dir))
             if await _writes(settings, bus, stack):
                 await Projector(bus, graph, settings.graph).catch_up((await bus.state(EVENTS.name)).last_seq)
             yield graph
         elif settings.graph.url:
-            yield await stack.enter_async_context(open_graph(settings))
+            yield await stack.enter_async_context(open_graph(settings.graph, settings.data_dir))
         else:
-            yield Elsewhere(_socket(settings))
+            yield Elsewhere(_socket(settings.data_dir))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +171,8 @@ async def rebuild(settings: Settings, on_batch: Callable[[int, int], None], *, l
     """
     async with AsyncExitStack() as stack:
         try:
-            stack.enter_context(lock.hold(settings.data_dir))
-        except lock.Taken as error:
+            stack.enter_context(directory.hold(settings.data_dir))
+        except directory.Taken as error:
             raise ConfigurationError(
                 f"another process writes the graph of {settings.data_dir}; stop it and run this again"
             ) from error
@@ -185,7 +187,7 @@ async def rebuild(settings: Settings, on_batch: Callable[[int, int], None], *, l
             raise ConfigurationError(
                 f"another process on the bus writes the graph {settings.graph.url}; stop it and run this again"
             )
-        graph = await stack.enter_async_context(open_graph(settings))
+        graph = await stack.enter_async_context(open_graph(settings.graph, settings.data_dir))
         projector = Projector(bus, graph, settings.graph)
         await projector.catch_up(state.last_seq)
         before = tuple([line async for line in graph.dump()])
@@ -201,9 +203,9 @@ async def _free(settings: Settings, stack: AsyncExitStack) -> bool:
         async with asyncio.timeout(_HELD_SECONDS):
             while True:
                 try:
-                    stack.enter_context(lock.hold(settings.data_dir))
-                except lock.Taken:
-                    if settings.graph.url is not None or await asyncio.to_thread(os.path.exists, _socket(settings)):
+                    stack.enter_context(directory.hold(settings.data_dir))
+                except directory.Taken:
+                    if settings.graph.url is not None or await asyncio.to_thread(os.path.exists, _socket(settings.data_dir)):
                         return False
                     await asyncio.sleep(_LOOK_SECONDS)
                 else:
@@ -216,7 +218,7 @@ async def _writes(settings: Settings, bus: Bus, stack: AsyncExitStack) -> bool:
     """Whether this command may write the graph: its own file, or a server's that no other process writes."""
     if settings.bus.url is None or settings.graph.url is None:
         return True
-    return await stack.enter_async_context(lease_of(settings, bus, "graph").taken())
+    return await stack.enter_async_context(lease_of(settings.serve, bus, "graph").taken())
 
 
 @asynccontextmanager
@@ -225,5 +227,5 @@ async def _own_bus(settings: Settings) -> AsyncIterator[Bus]:
         yield bus
 
 
-def _socket(settings: Settings) -> Path:
-    return settings.data_dir / "graph.sock"
+def _socket(data_dir: Path) -> Path:
+    return data_dir / "graph.sock"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import importlib
 import platform
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -11,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 from typing import Any
 
-from moothall.config import Settings, secret_values
+from moothall.config import Metrics, Settings, secret_values
 from moothall.config.models import DEFAULT
 from moothall.council.prompting.survey import Surveyor
 from moothall.council.protocols import Parts
@@ -29,12 +30,13 @@ from moothall.guard.keys import keys_of
 from moothall.model.replicas import open_models
 from moothall.ports import ChatModel
 from moothall.sandbox.probe import check_walls
-from moothall.telemetry import configure_logs, log_apart, metrics
+from moothall.telemetry import configure_logs, log_apart, metrics, record, reports
 from moothall.wiring.bus import Bus, open_bus
-from moothall.wiring.lending import Home, disk_of, for_hosts, home_of, sees
 from moothall.wiring.rules import audit_log, open_rules
-from moothall.wiring.telemetry import report_figures, settle, spans
-from moothall.wiring.trusted import Leaving, open_hands
+from moothall.wiring.trusted import Home, Leaving, disk_of, for_hosts, home_of, open_hands, sees
+
+_YOUNG, _MIDDLE, _OLD = 20_000, 20, 20
+"""New objects before a look at the young ones; looks at those before one at the next generation; the same again."""
 
 
 async def host_main(
@@ -63,7 +65,7 @@ async def host_main(
 
     async with AsyncExitStack() as stack:
         stack.enter_context(registered(settings.data_dir / "hosts", house))
-        await stack.enter_async_context(spans(settings, name))
+        await stack.enter_async_context(record(settings.trace, name, secrets))
         bus = await stack.enter_async_context(open_bus(settings.bus, bus_url, secrets=secrets))
         await stack.enter_async_context(report_figures(settings.metrics, bus, name))
         await _host(name, settled, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url, home=home, node=node)
@@ -112,7 +114,7 @@ async def _host(
             named={name: Named(llm, models[name]) for name, llm in settings.models.items()},
             remote_agents=remote_agents,
             gate=Gate(settings.guard, audit, bus.publish, rules),
-            workspaces=Leaving(hands.workspaces, rules.left),
+            workspaces=Leaving(hands.workspaces, rules.close_workspace),
             read=hands.repositories.read,
             merge=hands.repositories.merge,
             log=bus,
@@ -130,7 +132,7 @@ async def _host(
         await host.run()
 
 
-async def _called(instance: str, main: Any, name: str, ready: Callable[[], None], **more: Any) -> None:
+async def _with_instance(instance: str, main: Any, name: str, ready: Callable[[], None], **more: Any) -> None:
     await main(f"{name}-{instance}" if instance else name, ready, **more)
 
 
@@ -147,7 +149,7 @@ async def open_fleet(settings: Settings, *, on_ray: bool, instance: str = "") ->
 
         def here(bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
             main = functools.partial(host_beside, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
-            return in_process.hosting(settings.ray.hosts, functools.partial(_called, instance, main))
+            return in_process.hosting(settings.ray.hosts, functools.partial(_with_instance, instance, main))
 
         yield here
         return
@@ -166,8 +168,36 @@ async def open_fleet(settings: Settings, *, on_ray: bool, instance: str = "") ->
             "home": home_of(settings),
         }
         main = functools.partial(host_main, house=this_process(), **given)
-        hosts: AbstractAsyncContextManager[Alive] = ray_fleet.hosting(settings.ray, functools.partial(_called, instance, main))
+        hosts: AbstractAsyncContextManager[Alive] = ray_fleet.hosting(
+            settings.ray, functools.partial(_with_instance, instance, main)
+        )
         return hosts
 
     async with ray_fleet.cluster(settings.ray):
         yield by_ray
+
+
+@asynccontextmanager
+async def report_figures(settings: Metrics, bus: Bus, name: str) -> AsyncIterator[None]:
+    """Report a host's figures to the serving process, while the context lasts."""
+    if not settings.enabled:
+        yield
+        return
+    with reports.watched():
+        async with asyncio.TaskGroup() as group:
+            reporting = group.create_task(reports.report(bus.signal, name, settings.report_seconds), name="figures")
+            try:
+                yield
+            finally:
+                reporting.cancel()
+
+
+def settle() -> None:
+    """Call once a long-lived process is set up: what it holds by now stays, and is never looked through again.
+
+    By default the collector looks after every 700 new objects and ever again at all that lives: an eighth of what a
+    deliberation costs. Nearly everything that one leaves goes without it, by its count of references.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, _MIDDLE, _OLD)

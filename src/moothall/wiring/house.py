@@ -4,34 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import os
-import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from moothall import telemetry
 from moothall.aio import beside, enter_beside, said, start_beside
+from moothall.bus.registry import EVENTS
 from moothall.collector import Collector
 from moothall.collector.onlooker import Onlooker
 from moothall.config import Llm, Ray, Settings, secret_values
 from moothall.council.front.desk import Desk
 from moothall.council.front.roster import Roster
+from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
-from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable
+from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.fleet.in_process import Alive
-from moothall.fleet.owner import end_left
-from moothall.sandbox.probe import Layer
-from moothall.wiring import lock
-from moothall.wiring.bus import Bus, Tell, bus_url, hold_or_find, hosts_on, open_bus
-from moothall.wiring.early import defaults
-from moothall.wiring.lending import lending
-from moothall.wiring.roles import ALL, Deciding, embedded, instance, roles_of
-from moothall.wiring.telemetry import settle, spans
-from moothall.wiring.trusted import trusted_repositories
+from moothall.ports import Repositories
+from moothall.services.identity import read_tokens
+from moothall.wiring import directory
+from moothall.wiring.bus import (
+    ALL,
+    Bus,
+    Tell,
+    alone,
+    bus_url,
+    embedded_parts,
+    hold_or_find,
+    hosts_on,
+    instance,
+    open_bus,
+    roles_of,
+)
+from moothall.wiring.early import check_first, check_parts, defaults
+from moothall.wiring.trusted import open_lending, trusted_repositories
 
-_LOOK_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS, _ASK_SECONDS = 0.1, 0.5, 1.0, 0.3
+_LOOK_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS, _LINK_SECONDS = 0.1, 0.5, 1.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +67,15 @@ async def open_house(settings: Settings, tell: Tell, *, serving: bool = False, a
     `serving`: a second server with embedded parts on the same data directory is an error. `asked`: the model server has answered just now.
     """
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(spans(settings, "serve" if serving else "cli"))
+        await stack.enter_async_context(telemetry.record(settings.trace, "serve" if serving else "cli", secret_values(settings)))
         roles = roles_of(settings) if serving else ALL
-        parts = embedded(settings, roles)
+        parts = embedded_parts(settings, roles)
         own, address = not serving or bool(parts), None
         if own:
             address = await hold_or_find(settings.data_dir, tell, stack)
         elif roles == ALL:  # others may work here beside it
-            with suppress(lock.Taken):
-                stack.enter_context(lock.hold(settings.data_dir))
+            with suppress(directory.Taken):
+                stack.enter_context(directory.hold(settings.data_dir))
                 own = True
         if address is not None and serving:
             raise ConfigurationError(
@@ -70,7 +84,7 @@ async def open_house(settings: Settings, tell: Tell, *, serving: bool = False, a
             )
         if address is not None:
             async with asyncio.TaskGroup() as group:
-                watching = group.create_task(_watch_owner(settings), name="owner")
+                watching = group.create_task(_watch_owner(settings.data_dir), name="owner")
                 yield await _attach(settings, address, stack)
                 watching.cancel()
             return
@@ -83,21 +97,21 @@ async def open_house(settings: Settings, tell: Tell, *, serving: bool = False, a
         await _leave(settings, collector, tell, serving=serving)
 
 
-async def _watch_owner(settings: Settings) -> None:
+async def _watch_owner(data_dir: Path) -> None:
     """Raise `BusUnavailable` when the process that serves is gone: its bus would never answer again."""
     while True:
         await asyncio.sleep(_OWNER_SECONDS)
         try:
-            with lock.hold(settings.data_dir):
+            with directory.hold(data_dir):
                 break
-        except lock.Taken:
+        except directory.Taken:
             continue
     raise BusUnavailable(
-        f"the process that served {settings.data_dir} ended; run the command again with the same --task-id, the work goes on"
+        f"the process that served {data_dir} ended; run the command again with the same --task-id, the work goes on"
     )
 
 
-async def _attach(settings: Settings, address: lock.Address, stack: AsyncExitStack) -> House:
+async def _attach(settings: Settings, address: directory.Address, stack: AsyncExitStack) -> House:
     if address.fingerprint != _fingerprint(settings):
         raise ConfigurationError(
             f"process {address.pid} serves {settings.data_dir} with other settings; stop it, or set MOOTHALL_DATA_DIR to another one"
@@ -114,13 +128,13 @@ async def _build(
 ) -> tuple[House, Collector | Onlooker]:
     """Open what the roles need that are served; None: what a command needs. `own`: others on this data directory are to find this process."""
     serving, roles = serves is not None, ALL if serves is None else serves
-    await _check_first(settings, tell, serving=serving)
-    walls = await _check_parts(settings, tell, roles, serving=serving, asked=asked)
+    await check_first(settings, tell, serving=serving)
+    walls = await check_parts(settings, tell, roles, serving=serving, asked=asked)
     # Only now: half a second of imports that a wrong address need not wait for.
     from moothall.council.prompting.briefing import Briefings, estimate
     from moothall.model.counting import counting
     from moothall.wiring.graph import graph_of
-    from moothall.wiring.host import open_fleet
+    from moothall.wiring.host import open_fleet, settle
 
     hosts = "hosts" in roles
     on_ray = hosts and _on_ray(settings.ray, serving=serving)
@@ -137,7 +151,7 @@ async def _build(
             open_bus(settings.bus, url, secrets=secret_values(settings), alone=not settings.bus.url)
         )
     remembered = await stack.enter_async_context(start_beside(graph_of(settings, bus, tell, serves)))
-    repositories = await stack.enter_async_context(lending(settings, bus, trusted_repositories(settings)))
+    repositories = await stack.enter_async_context(open_lending(settings, bus, trusted_repositories(settings)))
     deciding = Deciding(
         settings,
         bus,
@@ -156,7 +170,7 @@ async def _build(
         graph = await remembered
     with said(tell, "Ray" if on_ray else "the hosts"):
         hosting = await fleet
-        alive: Alive = functools.partial(_answering, bus)
+        alive: Alive = functools.partial(_count_answering, bus)
         if hosts:
             alive = await enter_beside(stack, hosting(bus, url, answering))
     count = await stack.enter_async_context(counting(settings.llm, answering)) if answering else estimate
@@ -173,60 +187,18 @@ async def _build(
         house = House(desk, bus, ports.grpc, ports.metrics, ports.http, ports.link)
     settle()
     if own:
-        lock.announce(
-            settings.data_dir, lock.Address(os.getpid(), url, house.grpc_port, _fingerprint(settings), page_at(house.link))
+        directory.announce(
+            settings.data_dir, directory.Address(os.getpid(), url, house.grpc_port, _fingerprint(settings), page_at(house.link))
         )
-        stack.callback(lock.withdraw, settings.data_dir)
+        stack.callback(directory.withdraw, settings.data_dir)
     stack.callback(lambda: ending.enter_context(said(tell, "what was started to end")))
     return house, deciding.sees
 
 
-async def _check_first(settings: Settings, tell: Tell, *, serving: bool) -> None:
-    """Refuse what cannot be, and end what was left. Raises `ConfigurationError`."""
-    if settings.ray.address and not (settings.bus.url and settings.llm.base_url):
-        raise ConfigurationError(
-            "hosts on another machine cannot reach an embedded bus or model: with ray.address set bus.url and llm.base_url too"
-        )
-    if left := await asyncio.to_thread(end_left, settings.data_dir / "hosts"):
-        tell(f"{left} host(s) of a house that was killed were still alive; they are ended")
-    if serving:
-        check_ports(settings)
-
-
-async def _answering(bus: Bus) -> tuple[int, int]:
+async def _count_answering(bus: Bus) -> tuple[int, int]:
     """Return how many hosts of other processes answer."""
     there = len(await hosts_on(bus))
     return there, there
-
-
-async def _check_parts(settings: Settings, tell: Tell, roles: frozenset[str], *, serving: bool, asked: bool) -> tuple[Layer, ...]:
-    """Try the walls and ask a configured model server, side by side: nothing slow begins before both are well. A server of ours
-    outlives a model server that is away: it says so, also at /health, and goes on.
-    """
-    from moothall.model.reaching import reach_all
-    from moothall.sandbox.probe import check_walls
-
-    async def ask() -> None:
-        try:
-            await reach_all(settings.choice, tell)
-        except ModelUnavailable as error:
-            if not serving:
-                raise
-            tell(f"no council can work until the model server answers: {error}")
-
-    asking = None
-    async with asyncio.TaskGroup() as group:
-        if not asked and "hosts" in roles:
-            asking = group.create_task(ask(), name="model")
-            await asyncio.wait({asking}, timeout=_ASK_SECONDS)  # what is plainly wrong is said before anything else
-        walls: tuple[Layer, ...] = ()
-        if settings.workspace.kind == "local" and roles & {"hosts", "tools"}:
-            with said(tell, "the sandbox to be tried"):
-                walls = await check_walls(settings.sandbox, tell)
-        if asking is not None:
-            with said(tell, "the model server to answer"):
-                await asking
-    return walls
 
 
 def page_at(link: str) -> str:
@@ -246,7 +218,7 @@ async def _leave(settings: Settings, collector: Collector | Onlooker, tell: Tell
     """
     if serving or settings.bus.url is not None:
         return
-    lock.withdraw(settings.data_dir)
+    directory.withdraw(settings.data_dir)
     await asyncio.sleep(_DRAIN_SECONDS)
     told = 0
     while collector.under_way:
@@ -276,29 +248,58 @@ async def model_url(llm: Llm, data_dir: Path, tell: Tell, *, needed: bool = True
         yield url
 
 
-def check_ports(settings: Settings) -> None:
-    """Raise `ConfigurationError` for the first address that cannot be listened on. Default ports of HTTP and figures may be taken."""
-    for setting, host, port in _addresses(settings):
-        try:
-            family, kind, protocol, _, address = socket.getaddrinfo(
-                host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            with socket.socket(family, kind, protocol) as trial:
-                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that ended just now is no hindrance
-                trial.bind(address)
-                trial.listen(1)
-        except OSError as error:
-            raise ConfigurationError(
-                f"{host}:{port} cannot be listened on: {(error.strerror or str(error)).lower()}; choose another {setting}, or 0 for any free one"
-            ) from error
+def collector_of(settings: Settings, bus: Bus, repositories: Repositories) -> Collector:
+    """Return what decides, beside others on the same bus."""
+    return Collector(bus, repositories, settings.limits, alone=functools.partial(alone, settings, bus))
 
 
-def _addresses(settings: Settings) -> Iterator[tuple[str, str, int]]:
-    grpc, web, metrics = settings.grpc, settings.web, settings.metrics
-    yield "port (grpc.port, --port)", grpc.host, grpc.port
-    for port in grpc.more_ports:
-        yield "grpc.more_ports", grpc.host, port
-    if web.enabled and web.port is not None:
-        yield "web.port", web.host, web.port
-    if metrics.enabled and metrics.port is not None:
-        yield "metrics.port", metrics.host, metrics.port
+class Deciding:
+    """The collector of this process where it decides, and what sees all that is under way where somebody asks it.
+
+    `decides`: whether this process decides. `watches`: whether anybody asks it what is under way. A collector knows that where nobody else
+    decides, which is with an embedded bus.
+    """
+
+    def __init__(self, settings: Settings, bus: Bus, repositories: Repositories, *, decides: bool, watches: bool) -> None:
+        self._bus = bus
+        self._collector = collector_of(settings, bus, repositories) if decides else None
+        apart = watches and (self._collector is None or settings.bus.url is not None)
+        self._onlooker = Onlooker(bus) if apart else None
+        self.sees: Collector | Onlooker = self._onlooker or self._collector or Onlooker(bus)
+
+    async def run(self) -> None:
+        """Decide and follow, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            if self._collector is not None:
+                group.create_task(self._collector.run(), name="deciding")
+            if self._onlooker is not None:
+                last_seq = (await self._bus.state(EVENTS.name)).last_seq
+                group.create_task(self._onlooker.run(last_seq), name="looking on")
+
+
+async def page_link(settings: Settings, tell: Tell) -> str | None:
+    """Return a link that signs a browser in once; None where nobody serves. Raises `ConfigurationError` where the process that works on the
+    data directory shows no page.
+    """
+    async with AsyncExitStack() as stack:
+        if (address := await hold_or_find(settings.data_dir, tell, stack)) is None:
+            return None
+    token = next((token for token, who in read_tokens(settings.grpc, settings.data_dir).items() if who == LOCAL), "")
+    if not address.page or not token:
+        raise ConfigurationError(
+            f"process {address.pid} works on {settings.data_dir} and shows no page that could be opened here: it is a single command, or serves "
+            "without one, over TLS or to holders of other tokens. Wait for its end, or set MOOTHALL_DATA_DIR"
+        )
+    return address.page + await asyncio.to_thread(_path, address.page, token)
+
+
+def _path(page: str, token: str) -> str:
+    at = urlsplit(page)
+    connection = HTTPConnection(at.hostname or "", at.port, timeout=_LINK_SECONDS)
+    try:
+        connection.request("POST", "/api/v1/sign-in-links", headers={"Authorization": f"Bearer {token}"})
+        return str(json.loads(connection.getresponse().read())["path"])
+    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(f"the page at {page} gave no link ({error}); is another server there?") from error
+    finally:
+        connection.close()

@@ -11,33 +11,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from moothall.aio import leaves
 from moothall.config import Settings
+from moothall.domain import codec
 from moothall.domain.identity import LOCAL
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
-from moothall.errors import ConfigurationError, InvalidRequest, MoothallError, RepositoryError
+from moothall.errors import ConfigurationError, InvalidRequest, MoothallError, NotFound, RepositoryError
 from moothall.ports import NOTHING
 from moothall.repositories import sources
 from moothall.repositories.applying import apply_to_files, changed_files
 from moothall.repositories.blame import LineOrigin, origin_of
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.ownfile import commands_of, to_toml, write_own
-from moothall.repositories.profile import OWN_FILE
+from moothall.repositories.profile import OWN_FILE, Commands, parse_own
 from moothall.sandbox.probe import check_walls
 from moothall.wiring.early import Named
-from moothall.wiring.trusted import open_hands, register, trusted_repositories
+from moothall.wiring.trusted import open_hands, trusted_repositories
 from moothall.workspace.layout import uses_environment
 from moothall.workspace.toolchains import choose
 
 if TYPE_CHECKING:  # imported where a server is asked
     from moothall.services.remote import RemoteKernel
 
-
 _SHOWN = 5
 
 
-async def asked_about(settings: Settings, named: Named) -> RepositoryRef | None:
+async def find_repository(settings: Settings, named: Named) -> RepositoryRef | None:
     """Return the repository that was named, or the one round the current folder; None where that is in none."""
     named.check()
     if named.text:
@@ -191,7 +193,7 @@ class Checked:
 async def check_repository(settings: Settings, named: Named, tell: Callable[[str], None]) -> Checked:
     """Resolve, set up and run the base. Raises what keeps it from being looked at at all; a set-up that fails is a value."""
     began = time.monotonic()
-    ref = await asked_about(settings, named)
+    ref = await find_repository(settings, named)
     if ref is None:
         raise InvalidRequest("you are in no git repository; name one: moothall check PATH, URL or id")
     said = await unseen(settings, ref, named.profile)
@@ -217,3 +219,49 @@ async def write_profile(checked: Checked, *, replace: bool) -> Path:
     if checked.files is None or not (checked.files / ".git").exists():
         raise InvalidRequest("its files are not on this machine: --write needs a work tree; --json shows what it would say")
     return await asyncio.to_thread(write_own, checked.files, checked.own_file, replace=replace)
+
+
+async def register(settings: Settings, where: str, ref: str, profile: Path | None = None) -> RepositoryRef:
+    """Register what this user named on the command line (a path, a URL or an id) and check that it can be used.
+
+    `profile`: a file like `.moothall.toml` that stands for the repository's own where it says something.
+    """
+    repositories = trusted_repositories(settings)
+    try:
+        known = "" if await asyncio.to_thread(Path(where).exists) else repositories.registry.get(where, LOCAL.tenant).id
+    except (NotFound, InvalidRequest):
+        known = ""
+    entry = repositories.registry.find(known) if known else await repositories.register(where)
+    if profile is not None:
+        entry = await repositories.with_profile(entry, (await asyncio.to_thread(read_file, profile)).over(entry.commands))
+    named = RepositoryRef(id=entry.id, ref=ref)
+    await repositories.resolve(named)
+    return named
+
+
+def read_file(path: Path) -> Commands:
+    """Return what a file like `.moothall.toml` says. Raises `ConfigurationError`, `RepositoryError`."""
+    try:
+        return parse_own(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise ConfigurationError(f"the profile {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"the profile {path} is not text") from error
+
+
+def commands_said(setup: Sequence[str], checks: Sequence[str], profile: Path | None = None) -> Commands | None:
+    """Return what a caller said of set-up and checks (NAME=COMMAND) on the command line, over what a file says; None for nothing.
+
+    Raises `InvalidRequest`, `ConfigurationError`, `RepositoryError`.
+    """
+    if not (setup or checks or profile):
+        return None
+    pairs = [check.partition("=") for check in checks]
+    if wrong := [check for check, (name, _, command) in zip(checks, pairs, strict=True) if not (name and command)]:
+        raise InvalidRequest(f"--check {wrong[0][:80]!r} names no command; write NAME=COMMAND, such as tests='pytest -q'")
+    said = {"setup": setup or None, "checks": {name: command for name, _, command in pairs} or None}
+    try:
+        commands = Commands.model_validate(said)
+    except ValidationError as error:
+        raise InvalidRequest(codec.wrong(error)) from error
+    return commands.over(read_file(profile)) if profile else commands

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from moothall.aio import beside
-from moothall.config import Guard, Settings
+from moothall.config import Guard, Limits, Settings
 from moothall.errors import ConfigurationError
 from moothall.guard.approvals import Approvals
 from moothall.guard.audit import AuditLog
@@ -45,9 +45,9 @@ async def open_rules(
     own = await asyncio.to_thread(keys_of, settings) if keys is None else keys
     waiting = parking_of(settings.guard, bus, own)
     await asyncio.gather(off.refresh(), revoked.refresh(), waiting.refresh())
-    tokens = Tokens(own.guard, longest_token(settings), revoked=revoked.any)
+    tokens = Tokens(own.guard, longest_token(settings.guard, settings.limits), revoked=revoked.any)
     async with AsyncExitStack() as stack:
-        policy = await stack.enter_async_context(open_policy(settings))
+        policy = await stack.enter_async_context(open_policy(settings.guard))
         for work, name in ((off.run(), "tools"), (revoked.run(), "revocations"), (waiting.run(), "parked")):
             await stack.enter_async_context(beside(work, name))
         toolkits: dict[str, Toolkit] = {}
@@ -55,23 +55,23 @@ async def open_rules(
         for family in families:
             opened = await stack.enter_async_context(family.open(settings))
             toolkits |= {spec.category: opened.toolkit for spec in family.specs(settings)}
-            leaving += [opened.left] if opened.left else []
+            leaving += [opened.close_workspace] if opened.close_workspace else []
 
-        async def left(workspace_id: str) -> None:
+        async def close_workspace(workspace_id: str) -> None:
             for leave in leaving:
                 await leave(workspace_id)
 
         yield Rules(
             off=off.off,
             unset=functools.lru_cache(_TENANTS)(lambda tenant: unset_tools(settings, tenant, families)),
-            grants=await asyncio.to_thread(read_table, settings, catalogue),
+            grants=await asyncio.to_thread(read_table, settings.guard, catalogue),
             tokens=tokens,
             policy=policy,
             parking=waiting,
             rates=SharedRates(bus.bucket("rates")),
             toolkits=toolkits,
             catalogue=catalogue,
-            left=left,
+            close_workspace=close_workspace,
         )
 
 
@@ -90,15 +90,15 @@ def parking_of(guard: Guard, bus: Bus, keys: Keys) -> Parking:
     return Parking(bus.bucket(PARKED_BUCKET), bus.bucket(SPENT_BUCKET), approvals)
 
 
-def longest_token(settings: Settings) -> float:
+def longest_token(guard: Guard, limits: Limits) -> float:
     """Return how long a token may live: a seat's must last as long as a deliberation may."""
-    return max(settings.guard.token_seconds, settings.limits.deliberation_seconds + _GRACE_SECONDS)
+    return max(guard.token_seconds, limits.deliberation_seconds + _GRACE_SECONDS)
 
 
-def read_table(settings: Settings, catalogue: Mapping[str, ToolSpec]) -> Grants:
+def read_table(guard: Guard, catalogue: Mapping[str, ToolSpec]) -> Grants:
     """Return who is granted what. Raises `ConfigurationError`."""
-    file = _folder(settings.guard) / ROLES_FILE
-    if settings.guard.policies is not None and not file.exists():
+    file = _folder(guard) / ROLES_FILE
+    if guard.policies is not None and not file.exists():
         file = policies_folder() / ROLES_FILE
     try:
         return read_grants(file.read_text(encoding="utf-8"), catalogue.values())
@@ -107,9 +107,8 @@ def read_table(settings: Settings, catalogue: Mapping[str, ToolSpec]) -> Grants:
 
 
 @asynccontextmanager
-async def open_policy(settings: Settings) -> AsyncIterator[Policy]:
+async def open_policy(guard: Guard) -> AsyncIterator[Policy]:
     """Yield what operators' policy says: nothing, an OPA server's word, or that of Rego in this process."""
-    guard = settings.guard
     if guard.policy == "off":
         yield Policy("off", None)
         return
@@ -122,7 +121,7 @@ async def open_policy(settings: Settings) -> AsyncIterator[Policy]:
         return
     from moothall.policy.rego import Rego
 
-    folder = _folder(settings.guard)
+    folder = _folder(guard)
     if guard.policies is not None and not any(folder.glob("*.rego")):
         folder = policies_folder()
     engine = Rego(folder)  # here and not beside the loop: an engine belongs to the thread that makes it
@@ -148,7 +147,7 @@ def audit_log(settings: Settings, bus: Bus, keys: Keys, writer: str) -> AuditLog
 
 
 @asynccontextmanager
-async def switches(settings: Settings) -> AsyncIterator[Switches]:
+async def open_switches(settings: Settings) -> AsyncIterator[Switches]:
     """Yield the switches as they stand now: those of the process that serves, or of this data directory."""
     from moothall.wiring.bus import open_log
 
@@ -159,7 +158,7 @@ async def switches(settings: Settings) -> AsyncIterator[Switches]:
 
 
 @asynccontextmanager
-async def parking(settings: Settings) -> AsyncIterator[Parking]:
+async def open_parking(settings: Settings) -> AsyncIterator[Parking]:
     """Yield what waits for an operator now."""
     from moothall.wiring.bus import open_log
 

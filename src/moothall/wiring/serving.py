@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from moothall.collector import Collector
 from moothall.collector.onlooker import Onlooker
 from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally
-from moothall.config import Models, Settings, secret_values
+from moothall.config import Metrics, Models, Settings, secret_values
 from moothall.config.models import DEFAULT
 from moothall.council.front.author import Author
 from moothall.council.front.desk import Desk
@@ -23,6 +23,7 @@ from moothall.council.prompting.briefing import Briefings
 from moothall.domain.identity import Principal
 from moothall.domain.overview import Condition
 from moothall.domain.secrets import scrub
+from moothall.domain.topic import Channel
 from moothall.errors import ModelUnavailable, Temporary
 from moothall.fleet.in_process import Alive
 from moothall.guard.accounts import BUCKET, Accounts
@@ -43,12 +44,11 @@ from moothall.services.page.people import People
 from moothall.services.page.provider import Provider
 from moothall.services.rest.server import Served, http_server
 from moothall.services.server import grpc_server
+from moothall.telemetry import metrics, reports
 from moothall.visits.awaiting import of_tasks
-from moothall.wiring.bus import Bus, Tell, watch_log
+from moothall.wiring.bus import Bus, Tell, alone, lease_of, watch_log
 from moothall.wiring.graph import Answers
-from moothall.wiring.roles import alone, sending_webhooks
 from moothall.wiring.rules import open_rules
-from moothall.wiring.telemetry import figures
 from moothall.wiring.trusted import trusted_repositories
 from moothall.wiring.visits import WRITER, agent_service, execution_service, tool_service, workflow_service
 
@@ -144,7 +144,7 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
         if "collector" in behind.roles:
             checking = beside(watch_log(settings.data_dir, settings.bus.check_seconds, bus, tell), "log-check")
             await enter_beside(stack, checking)
-            await enter_beside(stack, sending_webhooks(settings, bus))
+            await enter_beside(stack, send_webhooks(settings, bus))
         if "planning" in behind.roles:
             land, turns = trusted_repositories(settings).land, functools.partial(alone, settings, bus)
             work = Work(bus, desk, settings.limits, planner, land, architects=architects, alone=turns)
@@ -187,7 +187,7 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
             ),
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)
-        http = await stack.enter_async_context(_serving_http(settings, doors, tokens))
+        http = await stack.enter_async_context(_serve_http(settings, doors, tokens))
         server = await stack.enter_async_context(
             grpc_server(settings.grpc, settings.limits, doors, tokens, settings.serve.leave_seconds)
         )
@@ -195,7 +195,7 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
 
 
 @asynccontextmanager
-async def _serving_http(settings: Settings, doors: Doors, tokens: Mapping[str, Principal]) -> AsyncIterator[Served]:
+async def _serve_http(settings: Settings, doors: Doors, tokens: Mapping[str, Principal]) -> AsyncIterator[Served]:
     """Serve HTTP; yields where, with port 0 where none is served. Raises `ConfigurationError`."""
     if not settings.web.enabled:
         yield Served(0)
@@ -206,3 +206,51 @@ async def _serving_http(settings: Settings, doors: Doors, tokens: Mapping[str, P
     provider = Provider(settings.oidc) if settings.oidc.issuer else None
     async with http_server(settings.web, doors, tokens, configured=configured, people=people, provider=provider) as served:
         yield served
+
+
+@asynccontextmanager
+async def send_webhooks(settings: Settings, bus: Bus) -> AsyncIterator[None]:
+    """Tell the server of the settings, if any, of each decision, until the block ends; of several processes one does. Raises `ConfigurationError`."""
+    if settings.webhook.url is None:
+        yield
+        return
+    from moothall.services.webhooks import open_webhooks
+
+    async with open_webhooks(bus, settings.webhook) as webhooks:
+
+        async def send() -> None:
+            await webhooks.run((await bus.state(EVENTS.name)).last_seq)
+
+        work = send() if settings.bus.url is None else lease_of(settings.serve, bus, "webhook").lead(send)
+        async with beside(work, "webhook"):
+            yield
+
+
+@asynccontextmanager
+async def figures(
+    settings: Metrics, bus: Bus, under_way: Callable[[], int], see: Callable[[], Awaitable[None]]
+) -> AsyncIterator[int]:
+    """Serve this process's figures and those that hosts report; yields the port, 0 where none is served. `see` looks, before each answer,
+    at what nobody counts.
+    """
+    if not settings.enabled:
+        yield 0
+        return
+    from moothall.services.figures import figures_page
+
+    def look() -> None:
+        metrics.COLLECTOR_UNDER_WAY.set(under_way())
+
+    known = reports.Reports(settings.report_seconds)
+
+    async def listen() -> None:
+        async for data in bus.signals(Channel.FIGURES.all):
+            known.take(data)
+
+    async with AsyncExitStack() as stack:
+        stack.enter_context(reports.watched())
+        stack.enter_context(metrics.REGISTRY.looking(look))
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        listening = group.create_task(listen(), name="reports")
+        stack.callback(listening.cancel)
+        yield await stack.enter_async_context(figures_page(settings, lambda: known.snapshots("serve"), see))

@@ -25,7 +25,7 @@ from moothall.guard.accounts import BUCKET, Accounts
 from moothall.planning.board import Board
 from moothall.planning.planner import Planner
 from moothall.ports import Bus, Repositories
-from moothall.wiring import lock
+from moothall.wiring import directory
 from moothall.wiring.bus import Tell, is_served, open_log
 from moothall.wiring.repository import Diff, files_here, files_of
 from moothall.wiring.trusted import trusted_repositories
@@ -86,7 +86,7 @@ class Tasks:
 
     async def ids(self) -> Sequence[str]:
         """Return the ids of all of its tasks that the log tells of."""
-        return [name for name in await self._bus.known(Channel.RESULTS) if is_id(name)]
+        return [name for name in await self._bus.list_ids(Channel.RESULTS) if is_id(name)]
 
     async def find(self, named: str, *, whole: bool = False) -> str:
         """Return the id that was named: the whole, an unmistakable beginning unless `whole`, or '' for the latest. Raises `NotFound`."""
@@ -123,7 +123,7 @@ class Tasks:
         await self._bus.remove(task_id)
 
     async def _under_way(self) -> list[State]:
-        answered = set(await self._bus.known(Channel.RESPONSES))
+        answered = set(await self._bus.list_ids(Channel.RESPONSES))
         states = [await self._state(task) for task in await self.ids() if task not in answered]
         return [state for state in states if state is not None]
 
@@ -153,12 +153,12 @@ async def open_tasks(settings: Settings, tell: Tell) -> AsyncIterator[Tasks]:
 async def cancel(settings: Settings, named: str, reason: str, tell: Tell) -> tuple[str, DeliberationStatus]:
     """Cancel a task and return its id and how it ended. Where nothing runs, what decides is run here until it is decided."""
     from moothall.aio import beside
-    from moothall.wiring.roles import collector_of
+    from moothall.wiring.house import collector_of
 
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(open_log(settings, tell))
         repositories = trusted_repositories(settings)
-        served = lock.find(settings.data_dir) is not None
+        served = directory.find(settings.data_dir) is not None
         tasks = Tasks(bus, repositories, Defaults(settings.limits), served=served)
         task_id = await tasks.find(named)
         if (before := await tasks.outcome(task_id)).status.ended:
@@ -264,7 +264,7 @@ async def open_stories(settings: Settings, tell: Tell) -> AsyncIterator[Stories]
         yield Stories(Board(bus), accounts, Planner(bus, settings.limits), tasks, served)
 
 
-async def registered(settings: Settings, named: str) -> str:
+async def register_named(settings: Settings, named: str) -> str:
     """Return the id of a repository that is named by its id, a path or a URL; a path or URL is registered. Raises what `register` does,
     and `NotFound` for an id that nobody registered.
     """

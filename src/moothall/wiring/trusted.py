@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
-
-from moothall.config import Settings, environment
-from moothall.domain import codec
-from moothall.domain.identity import LOCAL
+from moothall.aio import beside
+from moothall.config import Forge, Oidc, Settings, Webhook, environment
+from moothall.disk import write_private
+from moothall.domain.ids import digest
 from moothall.domain.repository import Base, Prepared
-from moothall.domain.task import RepositoryRef
-from moothall.errors import ConfigurationError, InvalidRequest, NotFound
+from moothall.domain.topic import Channel
+from moothall.errors import ConfigurationError
+from moothall.guard.keys import Keys, ensure_token, keys_of
 from moothall.network.destinations import Destinations
-from moothall.ports import Bus, RunCode, Workspace, Workspaces
+from moothall.ports import Answerer, Bus, RunCode, Workspace, Workspaces
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.profile import Commands, parse_own
+from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.trusted import Prepare, Remote, TrustedRepositories
 from moothall.toolkits.web.family import WebFamily
 from moothall.workspace.box import Box, Place
@@ -31,6 +30,11 @@ from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.pool import MakeBox
 from moothall.workspace.prepare import Preparer
 from moothall.workspace.runner import LocalRunner
+
+if TYPE_CHECKING:  # nothing of it is needed on one machine
+    from moothall.repositories.far import FarRepositories
+    from moothall.repositories.lending import Lender
+_MARK, _DISK_CHARS = "house.mark", 8
 
 
 def trusted_repositories(settings: Settings) -> TrustedRepositories:
@@ -49,52 +53,6 @@ def _make_trusted(settings: Settings, prepare: Prepare, kind: type[_Kind]) -> _K
     http = WebFamily().own(settings)
     destinations = Destinations.read(http.allow, only=http.only_allowed)
     return kind(settings.data_dir, settings.workspace, prepare, secrets=environment(), pin=destinations.pin)
-
-
-async def register(settings: Settings, where: str, ref: str, profile: Path | None = None) -> RepositoryRef:
-    """Register what this user named on the command line (a path, a URL or an id) and check that it can be used.
-
-    `profile`: a file like `.moothall.toml` that stands for the repository's own where it says something.
-    """
-    repositories = trusted_repositories(settings)
-    try:
-        known = "" if await asyncio.to_thread(Path(where).exists) else repositories.registry.get(where, LOCAL.tenant).id
-    except (NotFound, InvalidRequest):
-        known = ""
-    entry = repositories.registry.find(known) if known else await repositories.register(where)
-    if profile is not None:
-        entry = await repositories.with_profile(entry, (await asyncio.to_thread(read_file, profile)).over(entry.commands))
-    named = RepositoryRef(id=entry.id, ref=ref)
-    await repositories.resolve(named)
-    return named
-
-
-def read_file(path: Path) -> Commands:
-    """Return what a file like `.moothall.toml` says. Raises `ConfigurationError`, `RepositoryError`."""
-    try:
-        return parse_own(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise ConfigurationError(f"the profile {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"the profile {path} is not text") from error
-
-
-def commands_said(setup: Sequence[str], checks: Sequence[str], profile: Path | None = None) -> Commands | None:
-    """Return what a caller said of set-up and checks (NAME=COMMAND) on the command line, over what a file says; None for nothing.
-
-    Raises `InvalidRequest`, `ConfigurationError`, `RepositoryError`.
-    """
-    if not (setup or checks or profile):
-        return None
-    pairs = [check.partition("=") for check in checks]
-    if wrong := [check for check, (name, _, command) in zip(checks, pairs, strict=True) if not (name and command)]:
-        raise InvalidRequest(f"--check {wrong[0][:80]!r} names no command; write NAME=COMMAND, such as tests='pytest -q'")
-    said = {"setup": setup or None, "checks": {name: command for name, _, command in pairs} or None}
-    try:
-        commands = Commands.model_validate(said)
-    except ValidationError as error:
-        raise InvalidRequest(codec.wrong(error)) from error
-    return commands.over(read_file(profile)) if profile else commands
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +85,9 @@ async def open_hands(settings: Settings, far: Bus | None = None) -> AsyncIterato
             repositories = _make_trusted(settings, preparer.prepare, TrustedRepositories)
         else:
             from moothall.repositories.far import FarRepositories
-            from moothall.wiring.lending import borrowing
 
             repositories = borrower = _make_trusted(settings, preparer.prepare, FarRepositories)
-            await stack.enter_async_context(borrowing(settings, far, borrower))
+            await stack.enter_async_context(open_borrowing(settings, far, borrower))
         await stack.enter_async_context(workspaces)
         yield Hands(repositories, workspaces, LocalRunner(settings, workspaces.pool).run if settings.runner.enabled else None)
 
@@ -191,3 +148,82 @@ class Leaving:
                 yield workspace
             finally:
                 await self._left(workspace.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """What the house hands to hosts that may be anywhere: what lies on the disk of the repositories, and what such hosts sign with."""
+
+    mark: str
+    keys: Keys
+
+
+def home_of(settings: Settings) -> Home | None:
+    """Return what hosts are handed, None where all are processes of this machine. Leaves a mark in the data directory, a new one each
+    time: a copy of the directory has an old one. Raises `ConfigurationError`.
+    """
+    if settings.ray.address is None:
+        return None
+    home = Home(secrets.token_hex(16), keys_of(settings).of_hosts())
+    write_private(settings.data_dir / _MARK, home.mark)
+    return home
+
+
+def sees(data_dir: Path, home: Home) -> bool:
+    """Whether this process sees the data directory of the house."""
+    try:
+        return (data_dir / _MARK).read_text(encoding="ascii") == home.mark
+    except FileNotFoundError:
+        return False
+
+
+def disk_of(data_dir: Path) -> str:
+    """Name this data directory: the same for all that share it. Raises `ConfigurationError`."""
+    return digest(ensure_token(data_dir, "disk.id"))[:_DISK_CHARS]
+
+
+def for_hosts(settings: Settings) -> Settings:
+    """Return the settings for hosts that may be anywhere: without the key of the house, and what only doors and people's commands need."""
+    if settings.ray.address is None:
+        return settings
+    guard = settings.guard.model_copy(update={"key": None})
+    return settings.model_copy(update={"guard": guard, "forge": Forge(), "webhook": Webhook(), "oidc": Oidc()})
+
+
+@asynccontextmanager
+async def open_lending(settings: Settings, bus: Bus, repositories: TrustedRepositories) -> AsyncIterator[TrustedRepositories]:
+    """Yield the repositories, which hosts on other disks are answered from where there may be such hosts. What they made is fetched from them."""
+    if settings.ray.address is None:
+        yield repositories
+        return
+    from moothall.repositories.far import RepositoryServer, patches_of_hosts
+    from moothall.repositories.lending import HOUSE
+
+    async with _lender(settings) as lender:
+        house = RepositoryServer(repositories, lender, bus.ask)
+        patches_of_hosts(repositories, lender, bus.ask)
+        async with _answer(bus, lender, house.answer), beside(bus.answer(HOUSE, house.answer, shared=True), "repositories"):
+            yield repositories
+
+
+@asynccontextmanager
+async def open_borrowing(settings: Settings, bus: Bus, repositories: FarRepositories) -> AsyncIterator[None]:
+    """Ask the house for repositories, and lend it what is made here."""
+    from moothall.repositories.far import HOSTS
+
+    async with _lender(settings) as lender:
+        repositories.far(bus.ask, lender)
+        async with _answer(bus, lender, repositories.answer), beside(bus.answer(HOSTS, repositories.answer), "patches"):
+            yield
+
+
+@asynccontextmanager
+async def _lender(settings: Settings) -> AsyncIterator[Lender]:
+    from moothall.repositories.lending import Lender
+
+    async with Lender(GitRunner(settings.data_dir / "repos", settings.workspace.git_seconds), settings.workspace) as lender:
+        yield lender
+
+
+def _answer(bus: Bus, lender: Lender, answerer: Answerer) -> AbstractAsyncContextManager[object]:
+    return beside(bus.answer(Channel.REPOSITORIES.of(lender.holder), answerer), "bundles")

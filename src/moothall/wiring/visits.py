@@ -41,7 +41,7 @@ async def tool_service(settings: Settings, bus: Bus, rules: Rules, writer: str =
         audit = await stack.enter_async_context(audit_log(settings, bus, keys_of(settings), writer))
         hands = await stack.enter_async_context(open_hands(settings))
         gate = Gate(settings.guard, audit, bus.publish, rules, source="executor")
-        places = Leaving(hands.workspaces, rules.left)
+        places = Leaving(hands.workspaces, rules.close_workspace)
         visits = await stack.enter_async_context(
             Visits(gate, rules.tokens, places, hands.repositories, settings.guard, run_code=hands.run_code)
         )

@@ -19,7 +19,7 @@ from moothall.tools.spec import Danger, ToolSpec
 from moothall.workflows.hands import VisitHands
 from moothall.workflows.plan import Call, Step, Workflow
 from moothall.workflows.record import Act, End, Record, StepState
-from moothall.workflows.references import Reference, filled, found_in, references
+from moothall.workflows.references import Reference, fill_in, find_in, references
 
 _CRASHES = 3
 _CHANGES = {Danger.WRITE, Danger.EXECUTE}
@@ -131,7 +131,7 @@ class Engine:
                 if crashes < _CRASHES:
                     result = None
                     continue
-            commit, error = await self._kept(work, _fault(work, result))
+            commit, error = await self._commit(work, _fault(work, result))
             if error and self._again(work, act, result):
                 await self._say(work, StepState.RETRYING, act.attempt, result=result, error=error, commit=commit)
                 await asyncio.sleep(work.step.pause)
@@ -150,7 +150,7 @@ class Engine:
         if act.state is not StepState.STARTED or not work.spec.outside:
             return None
         name = _request_id(self._plan, work, act.attempt)
-        known = await self._hands.known(name)
+        known = await self._hands.find_result(name)
         words = "it had begun when a crash came: whether it was done is not known; look before doing it again"
         if isinstance(known, ToolResult):
             if known.status is ToolStatus.PARKED:
@@ -163,7 +163,7 @@ class Engine:
     async def _attempt(self, work: _Work, attempt: int) -> ToolResult:
         name = _request_id(self._plan, work, attempt)
         try:
-            arguments = filled(work.call.arguments, self._look_up)
+            arguments = fill_in(work.call.arguments, self._look_up)
         except InvalidRequest as error:
             return ToolResult(name, work.spec.name, ToolStatus.INVALID, error=error.message)
         seconds = work.step.timeout or work.spec.timeout_seconds
@@ -173,7 +173,7 @@ class Engine:
             result = await self._hands.call(call)
             if result.status is ToolStatus.PARKED:
                 await self._say(work, StepState.PARKED, attempt, result=result, error=result.error)
-                result = await self._hands.settled(call)
+                result = await self._hands.wait_until_resolved(call)
         except Refused as error:
             return ToolResult(name, work.spec.name, ToolStatus.BLOCKED, error=error.message)
         except Permanent as error:
@@ -182,13 +182,13 @@ class Engine:
 
     def _look_up(self, reference: Reference) -> Any:
         result = self._record.act(reference.step).result
-        return found_in({"output": {}, "status": "", "error": "", **result}, reference)
+        return find_in({"output": {}, "status": "", "error": "", **result}, reference)
 
     def _again(self, work: _Work, act: Act, result: ToolResult) -> bool:
         never = _NEVER_AGAIN_OUTSIDE if work.spec.outside else _NEVER_AGAIN
         return result.status not in never and act.failures + 1 < work.step.attempts
 
-    async def _kept(self, work: _Work, error: str) -> tuple[str, str]:
+    async def _commit(self, work: _Work, error: str) -> tuple[str, str]:
         """Return the commit with the files as they are now, and what is wrong."""
         if not work.changes:
             return "", error

@@ -39,17 +39,17 @@ class VisitHands:
         """Run a tool through the gate."""
         return await self.visits.call(None, self._workspace, self.token, call, flow=self.flow)
 
-    async def settled(self, call: ToolCall) -> ToolResult:
+    async def wait_until_resolved(self, call: ToolCall) -> ToolResult:
         """Wait for an operator's word, as long as the workspace is open, and ask again."""
         try:
             async with asyncio.timeout(max(0.0, seconds_until(self.deadline))):
-                await self.visits.settled(self._workspace, call.request_id)
+                await self.visits.wait_until_resolved(self._workspace, call.request_id)
         except TimeoutError:
             pass
         allowed = call.deadline - datetime.now(UTC)
         return await self.call(replace(call, deadline=datetime.now(UTC) + max(allowed, timedelta(seconds=60))))
 
-    async def known(self, request_id: str) -> ToolResult | bool:
+    async def find_result(self, request_id: str) -> ToolResult | bool:
         """Return what the log says of a call: its last result, or whether it began."""
         found: ToolResult | bool = False
         async for recorded in self.log.replay((Channel.TOOLS.of(self._workspace),)):

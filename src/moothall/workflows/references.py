@@ -44,11 +44,11 @@ def references(value: Any) -> Iterator[Reference]:
             yield _read(match[2])
 
 
-def filled(value: Any, look_up: Callable[[Reference], Any]) -> Any:
+def fill_in(value: Any, look_up: Callable[[Reference], Any]) -> Any:
     """Return JSON data with what `look_up` gives in the place of each reference. Raises `InvalidRequest` where that is too much."""
     room = _MOST_CHARS
 
-    def counted(reference: Reference) -> Any:
+    def count(reference: Reference) -> Any:
         nonlocal room
         found = look_up(reference)
         room -= len(_text(found))
@@ -56,7 +56,7 @@ def filled(value: Any, look_up: Callable[[Reference], Any]) -> Any:
             raise InvalidRequest(f"${{{reference}}}: what is referred to has more than {_MOST_CHARS} characters in all")
         return found
 
-    return _fill(value, counted)
+    return _fill(value, count)
 
 
 def _fill(value: Any, look_up: Callable[[Reference], Any]) -> Any:
@@ -70,7 +70,7 @@ def _fill(value: Any, look_up: Callable[[Reference], Any]) -> Any:
     return [_fill(item, look_up) for item in value] if isinstance(value, list) else value
 
 
-def found_in(result: Mapping[str, Any], reference: Reference) -> Any:
+def find_in(result: Mapping[str, Any], reference: Reference) -> Any:
     """Return what a reference names in a step's result. Raises `InvalidRequest` that says what is there instead."""
     value: Any = result[reference.part]
     for place, name in enumerate(reference.path):

@@ -148,8 +148,8 @@ class Workflows:
                 yield recorded
 
     def _refusal(self, tenant: str, grant: Grant) -> Callable[[str], str]:
-        there = {spec.name for spec in self._gate.offered(tenant, _ALL_TOOLS)}
-        granted = {spec.name for spec in self._gate.offered(tenant, grant)}
+        there = {spec.name for spec in self._gate.list_tools(tenant, _ALL_TOOLS)}
+        granted = {spec.name for spec in self._gate.list_tools(tenant, grant)}
 
         def refusal(tool: str) -> str:
             if tool not in there:

@@ -88,7 +88,7 @@ def most_asked(tool_calls: int) -> int:
     return 2 * tool_calls + 100
 
 
-def asked_too_often() -> CodeRun:
+def endless_run() -> CodeRun:
     """Return how a block ended that was `endless`."""
     return CodeRun(ToolStatus.BUDGET_EXCEEDED, error="it went on asking for more than tools may be called, and was ended")
 
@@ -123,7 +123,7 @@ async def converse(box: Box, argv: Sequence[str], hear: Hear, seconds: float, mo
     """Run a program in a box and carry lines between it and `hear`. See `ports.Workspace.converse`."""
     left = _MOST_ASKED
 
-    async def asked(message: Answer) -> Answer:
+    async def answer_lines(message: Answer) -> Answer:
         nonlocal left
         left -= 1
         arguments = message.get("args")
@@ -137,7 +137,7 @@ async def converse(box: Box, argv: Sequence[str], hear: Hear, seconds: float, mo
     answer = await box.request(
         "run",
         wall_seconds=seconds,
-        asked=asked,
+        asked=answer_lines,
         argv=(box.python, "-B", "-c", COMMAND),
         env=env,
         block={"argv": list(argv), "most": most},

@@ -59,7 +59,7 @@ class Place:
     toolchains: tuple[Path, ...] = ()
     python: Path | None = None
 
-    def confined(self, limits: Sandbox, **more: Any) -> dict[str, Any]:
+    def describe_walls(self, limits: Sandbox, **more: Any) -> dict[str, Any]:
         """Return what the program in it is told of its walls."""
         return {
             "landlock": "landlock" not in limits.allow_degraded,
@@ -153,7 +153,7 @@ class Box(ABC):
         """End it, and wait until that is done."""
 
     @abstractmethod
-    def _said(self) -> str:
+    def _log_tail(self) -> str:
         """Return the end of what it said beside its answers."""
 
     @abstractmethod
@@ -161,7 +161,7 @@ class Box(ABC):
         """Add a line to its log."""
 
     @abstractmethod
-    def _killed_for_memory(self) -> int:
+    def _count_memory_kills(self) -> int:
         """Return how many processes were killed because its memory was used up."""
 
     @abstractmethod
@@ -211,7 +211,7 @@ class Box(ABC):
             if self._link is None:
                 raise WorkspaceFailed("the workspace is not open")
             # Only a command of others can use the memory up; asking the kernel costs more than reading a file does.
-            killed = self._killed_for_memory() if message["op"] in _OF_OTHERS else None
+            killed = self._count_memory_kills() if message["op"] in _OF_OTHERS else None
             number, answer = self._link.ask(message)
             try:
                 if killed is None:
@@ -221,11 +221,11 @@ class Box(ABC):
                         number, self._follow(number, answer, wall, asked), killed, disk=op != "setup"
                     )
             except WorkspaceFailed as error:
-                raise WorkspaceFailed(f"{error.message}: {self._said() or 'it said nothing'}") from error
+                raise WorkspaceFailed(f"{error.message}: {self._log_tail() or 'it said nothing'}") from error
             except asyncio.CancelledError:
                 self._link.stop(number, "cancelled")
                 raise
-            starved = killed is not None and self._killed_for_memory() > killed
+            starved = killed is not None and self._count_memory_kills() > killed
         if starved and ((result.get("status") == "success" and result.get("exit_code")) or result.get("crashed")):
             result = {**result, "status": "memory", "verdict": "errored"}
         if killed is not None:
@@ -274,7 +274,7 @@ class Box(ABC):
         while not broken:
             await asyncio.sleep(pause)
             begun = loop.time()
-            broken = "memory" if self._killed_for_memory() > killed else "disk" if disk and await self._disk_is_full() else ""
+            broken = "memory" if self._count_memory_kills() > killed else "disk" if disk and await self._disk_is_full() else ""
             pause = max(_LOOK_PAUSE, 10 * (loop.time() - begun))
         if self._link:
             self._link.stop(number, broken)

@@ -39,13 +39,13 @@ def list_kept(data_dir: Path) -> tuple[Kept, ...]:
     """Return all that is there, the largest first. Blocks: reads every folder."""
     layout = Layout(data_dir)
     found: list[Kept] = []
-    records = list(layout.prepared("-").parent.glob("[!.]*.json"))
+    records = list(layout.prepared_file("-").parent.glob("[!.]*.json"))
     users: dict[str, float] = {}
     for record in records:
         name = environment_of(record)
         users[name] = max(users.get(name, 0.0), _last_used(record))
     for path in _folders(layout.tree("-").parent):
-        record = layout.prepared(path.name)
+        record = layout.prepared_file(path.name)
         found.append(Kept("checkout", path, size_of(path), _last_used(record if record.exists() else path), path.name))
     for path in _folders(layout.environment("-").parent):
         kind = "starter" if path.name.startswith("starter-") else "environment"
@@ -74,7 +74,7 @@ async def clean(data_dir: Path, items: Sequence[Kept], removed: Callable[[Kept],
                 busy.append(item)
                 continue
             if item.kind == "checkout":
-                layout.prepared(item.path.name).unlink(missing_ok=True)
+                layout.prepared_file(item.path.name).unlink(missing_ok=True)
             await remove_tree(item.path)
         removed(item)
     return tuple(busy)
@@ -146,13 +146,13 @@ async def prune_preparations(data_dir: Path, keep_days: float) -> int:
     before = time.time() - keep_days * DAY
     kept, old = await asyncio.to_thread(_sort, layout, before)
     for key in old:
-        layout.prepared(key).unlink()
+        layout.prepared_file(key).unlink()
         (data_dir / "locks" / key).unlink(missing_ok=True)
     known = {path.stem for path in kept}
-    trees = await asyncio.to_thread(_unused, layout.tree("-").parent, before)
+    trees = await asyncio.to_thread(_unused_folders, layout.tree("-").parent, before)
     gone = [tree for tree in trees if tree.name not in known]
     used = {name for path in kept if (name := await asyncio.to_thread(environment_of, path))}
-    environments = await asyncio.to_thread(_unused, layout.environment("-").parent, before)
+    environments = await asyncio.to_thread(_unused_folders, layout.environment("-").parent, before)
     gone += [folder for folder in environments if folder.name not in used]
     for folder in gone:
         await remove_tree(folder)
@@ -161,12 +161,12 @@ async def prune_preparations(data_dir: Path, keep_days: float) -> int:
 
 def _sort(layout: Layout, before: float) -> tuple[list[Path], list[str]]:
     """Return the records that stay and the keys of those that go."""
-    records = list(layout.prepared("-").parent.glob("*.json"))
+    records = list(layout.prepared_file("-").parent.glob("*.json"))
     old = [path.stem for path in records if path.stat().st_mtime < before]
     return [path for path in records if path.stem not in old], old
 
 
-def _unused(parent: Path, before: float) -> list[Path]:
+def _unused_folders(parent: Path, before: float) -> list[Path]:
     return [path for path in parent.glob("*") if path.is_dir() and path.stat().st_mtime < before]
 
 

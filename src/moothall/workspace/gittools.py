@@ -86,7 +86,7 @@ class _Repository:
     remote: Remote | None
 
     async def status(self) -> dict[str, Any]:
-        pending = await self._pending(await self._snapshot(await self.changes()))
+        pending = await self._pending_changes(await self._snapshot(await self.changes()))
         changed = [{"path": change.path, "change": change.kind, "added": change.path in self.state.added} for change in pending]
         return {"branch": self.state.branch, "head": self.state.head, "clean": not pending, "changed": changed}
 
@@ -106,7 +106,7 @@ class _Repository:
     async def add(self, paths: object) -> dict[str, Any]:
         if not isinstance(paths, Sequence) or isinstance(paths, str) or not paths:
             raise InvalidRequest('paths is a list such as ["src/utils.py"], or ["."] for all changes')
-        pending = [change.path for change in await self._pending(await self._snapshot(await self.changes()))]
+        pending = [change.path for change in await self._pending_changes(await self._snapshot(await self.changes()))]
         for wanted in paths:
             name = str(wanted).removeprefix("./").rstrip("/")
             found = [path for path in pending if name in {"", "."} or path == name or path.startswith(f"{name}/")]
@@ -121,7 +121,7 @@ class _Repository:
         if not message.strip():
             raise InvalidRequest("a commit needs a message")
         now = await self.changes()
-        pending = {change.path for change in await self._pending(await self._snapshot(now))}
+        pending = {change.path for change in await self._pending_changes(await self._snapshot(now))}
         chosen = pending & self.state.added or pending  # without git.add: everything
         if not chosen:
             raise InvalidRequest("nothing to commit: no file differs from the last commit")
@@ -205,7 +205,7 @@ class _Repository:
         return self.restore
 
     async def _refuse_pending(self) -> None:
-        if await self._pending(await self._snapshot(await self.changes())):
+        if await self._pending_changes(await self._snapshot(await self.changes())):
             raise InvalidRequest("files differ from the last commit; commit them first")
 
     async def _go(self, sha: str) -> None:
@@ -219,7 +219,7 @@ class _Repository:
         """Commit the files as they are, on no branch."""
         return await self.clone.commit_changes(self.state.base_sha, changes, "files as they are", parent=self.state.head)
 
-    async def _pending(self, snapshot: Patch) -> list[_Pending]:
+    async def _pending_changes(self, snapshot: Patch) -> list[_Pending]:
         """Return what differs from the last commit."""
         before = set(await self.clone.files(self.state.head))
         changes = await self.clone.changes(self.state.head, snapshot.commit_sha)

@@ -29,7 +29,7 @@ class Layout:
         """Folders of open workspaces, one folder a process."""
         return self.data_dir / "run"
 
-    def prepared(self, key: str) -> Path:
+    def prepared_file(self, key: str) -> Path:
         """What is known of a prepared base, as JSON."""
         return self.data_dir / "prepared" / f"{key}.json"
 

@@ -52,7 +52,7 @@ def limit(settings: Workspace, prepared: Prepared, name: str) -> Limit:
     return Limit(seconds, min(seconds, case_seconds), "workspace.check_floor_seconds")
 
 
-def said(name: str, status: str, given: Limit, sandbox: Sandbox) -> str:
+def describe_limit(name: str, status: str, given: Limit, sandbox: Sandbox) -> str:
     """Say which limit a check hit, and which setting it is."""
     if status == "timeout":
         return f"{name} {HIT_LIMIT} {given.seconds:.0f} s ({given.why})"

@@ -42,7 +42,7 @@ from moothall.sandbox.spec import ENVIRONMENT
 from moothall.tools import sessions
 from moothall.workspace import limits
 from moothall.workspace.answers import check_run, result_of, tests_output
-from moothall.workspace.asking import Asking, asked_too_often, converse, full_run, most_asked
+from moothall.workspace.asking import Asking, converse, endless_run, full_run, most_asked
 from moothall.workspace.box import Box, Place
 from moothall.workspace.bundle import grammars
 from moothall.workspace.first import FirstChanges
@@ -168,7 +168,7 @@ class LocalWorkspace:
         run = check_run(name, await self._run_check(name, command, limit, cases, code))
         if run.status == ToolStatus.SUCCESS:
             return run
-        return replace(run, output=f"{limits.said(name, run.status, limit, self._limits)}\n{run.output}")
+        return replace(run, output=f"{limits.describe_limit(name, run.status, limit, self._limits)}\n{run.output}")
 
     async def _run_check(
         self, name: str, command: tuple[str, ...], limit: limits.Limit, cases: Sequence[str] = (), apart: Sequence[str] = ()
@@ -263,7 +263,7 @@ class LocalWorkspace:
             if asking.failed is not None:
                 raise asking.failed from error
             if asking.endless:
-                return asked_too_often()
+                return endless_run()
             return CodeRun(ToolStatus.ERROR, error="CPython was lost while it ran this; its tool calls stand")
         return full_run(answer, runner.output_bytes)
 

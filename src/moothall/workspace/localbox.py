@@ -120,7 +120,7 @@ class LocalBox(Box):
             log=self._log,
         )
         binds = ((place.env, ENVIRONMENT),) if place.env else ()
-        options = place.confined(limits, cgroup=parents() is not None, proxied=place.reach is not None)
+        options = place.describe_walls(limits, cgroup=parents() is not None, proxied=place.reach is not None)
         argv = (str(interpreter()), "-I", "-S", "-c", BOOT.format(module=place.program), str(descriptor), json.dumps(options))
         if place.env_writable:
             return replace(spec, argv=argv, rw=binds)
@@ -142,15 +142,15 @@ class LocalBox(Box):
         if self._sandbox:
             await self._sandbox.close()
 
-    def _said(self) -> str:
+    def _log_tail(self) -> str:
         return self._sandbox.log_tail() if self._sandbox else ""
 
     def _note(self, text: str) -> None:
         if self._sandbox:
             self._sandbox.note(text)
 
-    def _killed_for_memory(self) -> int:
-        return self._sandbox.cgroup.killed_for_memory() if self._sandbox and self._sandbox.cgroup else 0
+    def _count_memory_kills(self) -> int:
+        return self._sandbox.cgroup.count_memory_kills() if self._sandbox and self._sandbox.cgroup else 0
 
     async def _disk_is_full(self) -> bool:
         limit = self._limits.disk_bytes

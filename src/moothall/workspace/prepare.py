@@ -20,7 +20,7 @@ from moothall.domain.evidence import CheckRun
 from moothall.domain.repository import Base, Prepared
 from moothall.errors import InvalidRequest
 from moothall.ranking import diagnose
-from moothall.ranking.assess import differing, told_once
+from moothall.ranking.assess import differing_cases, unmatched_cases
 from moothall.repositories.checkout import Progress, check_out
 from moothall.repositories.clone import TrustedClone
 from moothall.workspace.box import remove_tree
@@ -58,13 +58,14 @@ class Preparer:
             prepared = await self._run_checks(prepared, tell)
             useless = {row.check for row in diagnose(prepared).faults}  # a program that is missing may be there next time
             if all(
-                (run.check not in useless and _says_something(run)) or self._kept(prepared, run) for run in prepared.runs.values()
+                (run.check not in useless and _says_something(run)) or self._hits_limit_again(prepared, run)
+                for run in prepared.runs.values()
             ):
-                await asyncio.to_thread(_write_json, self._layout.prepared(key), codec.dump(prepared))
+                await asyncio.to_thread(_write_json, self._layout.prepared_file(key), codec.dump(prepared))
             return prepared
 
     def _read_known(self, base: Base, key: str, tell: Progress) -> Prepared | None:
-        document = self._layout.prepared(key)
+        document = self._layout.prepared_file(key)
         try:
             stored = codec.load(Prepared, json.loads(document.read_text(encoding="utf-8")))
             age = time.time() - document.stat().st_mtime
@@ -75,7 +76,7 @@ class Preparer:
         stopped = [run for run in stored.runs.values() if not _says_something(run)]
         if not complete or (stopped and age > self._settings.workspace.stopped_seconds):
             return None
-        if any(not self._kept(replace(stored, base=base), run) for run in stopped):
+        if any(not self._hits_limit_again(replace(stored, base=base), run) for run in stopped):
             return None  # it may have more time now
         for run in stopped:
             tell(f"{run.check} hit its limit {age / 60:.0f} minutes ago and is not run again yet (workspace.stopped_seconds)")
@@ -83,7 +84,7 @@ class Preparer:
             os.utime(document)  # `prune` goes by when it was last used
         return replace(stored, base=base)
 
-    def _kept(self, prepared: Prepared, run: CheckRun) -> bool:
+    def _hits_limit_again(self, prepared: Prepared, run: CheckRun) -> bool:
         """Whether a check that hit its limit without a word would have no more time now."""
         given = limit(self._settings.workspace, replace(prepared, runs={}), run.check)
         return run.status == "timeout" and run.duration_ms >= 1000 * given.seconds
@@ -109,7 +110,7 @@ class Preparer:
                 tell(f"running {name} on the untouched base once more, for what differs from run to run")
                 # With the limits that follow from the first: what hangs is not waited for as long again.
                 again = await self._run_check(replace(prepared, runs={name: run}), name)
-                flaky |= differing(run, again) | told_once(run, again)
+                flaky |= differing_cases(run, again) | unmatched_cases(run, again)
         return replace(prepared, runs=runs, flaky=tuple(sorted(flaky)))
 
     async def _run_check(self, prepared: Prepared, name: str) -> CheckRun:

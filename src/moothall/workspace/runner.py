@@ -25,7 +25,7 @@ from moothall.errors import ConfigurationError, SandboxUnavailable, WorkspaceFai
 from moothall.inside.coder import MONTY
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
-from moothall.workspace.asking import Asking, asked_too_often, code_run, cut, most_asked
+from moothall.workspace.asking import Asking, code_run, cut, endless_run, most_asked
 from moothall.workspace.box import Answer, Box, Place
 from moothall.workspace.pool import Pool
 
@@ -103,7 +103,7 @@ class LocalRunner:
     async def _first(self, block: CodeBlock, ask: Ask) -> tuple[CodeRun, str]:
         """Let Monty run it; with why it cannot, where that is so."""
 
-        async def waiting(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        async def ask_without_slot(name: str, arguments: Mapping[str, Any]) -> ToolResult:
             if name != AGENTS_RUN:
                 return await ask(name, arguments)
             # Its agents run blocks too: whoever waits for them may not have the place that they need.
@@ -112,7 +112,7 @@ class LocalRunner:
             await slot.take()
             return result
 
-        asking, slot = Asking(waiting, most_asked(self._settings.tool_calls)), _Slot(self._slots)
+        asking, slot = Asking(ask_without_slot, most_asked(self._settings.tool_calls)), _Slot(self._slots)
         async with slot:
             try:
                 box = await self._take(block.tenant)
@@ -126,7 +126,7 @@ class LocalRunner:
                 if asking.failed is not None:
                     raise asking.failed from error
                 if asking.endless:
-                    return asked_too_often(), ""
+                    return endless_run(), ""
                 log.warning("a runner was lost", reason=error.message)
                 return CodeRun(ToolStatus.ERROR, error="the interpreter was lost while it ran this; its tool calls stand"), ""
             finally:

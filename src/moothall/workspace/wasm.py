@@ -36,7 +36,7 @@ class Shelf:
         """What a sandbox is shown, and where."""
         if self._settings.wasm.folder is None:
             return ()
-        return ((_folder(self._settings), f"{_INSIDE}/modules"), (_package(), f"{_INSIDE}/lib/wasmtime"))
+        return ((_folder(self._settings.data_dir), f"{_INSIDE}/modules"), (_package(), f"{_INSIDE}/lib/wasmtime"))
 
     async def fill(self) -> None:
         """Compile what is not compiled yet. Raises `ConfigurationError` that names the file."""
@@ -44,7 +44,7 @@ class Shelf:
         if not tools:
             return
         _package()
-        folder = _folder(self._settings)
+        folder = _folder(self._settings.data_dir)
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         for tool in tools:
             name = f"{await asyncio.to_thread(self._key, tool.file)}.cwasm"
@@ -107,8 +107,8 @@ def answer_of(tool: str, ended: dict[str, Any]) -> dict[str, Any]:
 _LIMITS = frozenset({"fuel", "epoch", "memory", "table", "instance", "output"})
 
 
-def _folder(settings: Settings) -> Path:
-    return settings.data_dir / "wasm"
+def _folder(data_dir: Path) -> Path:
+    return data_dir / "wasm"
 
 
 def _package() -> Path:

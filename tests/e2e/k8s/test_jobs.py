@@ -26,7 +26,8 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import ScriptedModel
-from moothall.wiring.trusted import Hands, open_hands, register
+from moothall.wiring.repository import register
+from moothall.wiring.trusted import Hands, open_hands
 from support.kube import reached
 from support.kube.reached import WORKSPACES, configured
 from support.repos import SAMPLE, SOLUTION, make_repo

@@ -69,7 +69,7 @@ class ClockFamily(Family[Clock]):
             )
         ]
 
-    def missing(self, settings: Settings, tenant: str) -> Mapping[str, str]:
+    def missing_settings(self, settings: Settings, tenant: str) -> Mapping[str, str]:
         """See `Family`."""
         del tenant
         return {} if self.own(settings).time else {"clock.now": "MOOTHALL_CLOCK__TIME is not set"}

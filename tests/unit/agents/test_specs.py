@@ -126,7 +126,7 @@ def test_tasks_come_in_the_order_of_their_dependencies_and_priorities() -> None:
         "conditional": [{"description": "only then", "condition": "it rains", "priority": "low"}],
     }
     made = spec(tasks=tasks)
-    told = made.told(of_tasks(made.tasks))
+    told = made.instructions(of_tasks(made.tasks))
     assert told.index("- a") < told.index("- c") < told.index("- only then (only if: it rains)")
     assert "x (validated by: make x)" in told
 

@@ -227,9 +227,9 @@ async def test_buckets(opened: Any) -> None:
         await bucket.create("local.files.read", {"enabled": False})
         with pytest.raises(AlreadyExists):
             await bucket.create("local.files.read", {"enabled": True})
-        assert await bucket.revised("local.git.diff") == (None, 0)
+        assert await bucket.get_with_revision("local.git.diff") == (None, 0)
         await bucket.replace("local.git.diff", {"enabled": False}, 0)
-        document, revision = await bucket.revised("local.git.diff")
+        document, revision = await bucket.get_with_revision("local.git.diff")
         assert (document, revision > 0) == ({"enabled": False}, True)
         await bucket.replace("local.git.diff", {"enabled": True}, revision)
         for stale in (0, revision):

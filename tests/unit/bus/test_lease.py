@@ -37,8 +37,8 @@ class Far:
         self.delay = 0.0
         self.lost = ""
 
-    async def revised(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
-        found = await self._bucket.revised(key)
+    async def get_with_revision(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
+        found = await self._bucket.get_with_revision(key)
         self._world.now += self.delay
         if self.lost == "read":
             raise BusUnavailable("nobody answers")

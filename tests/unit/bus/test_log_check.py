@@ -23,7 +23,7 @@ class Records(MemoryBus):
         assert stream == "EVENTS"
         return StreamState(len(self._subjects), 1, self._from, self._from + len(self._subjects) - 1)
 
-    async def removed(self, stream: str) -> frozenset[int]:
+    async def removed_seqs(self, stream: str) -> frozenset[int]:
         del stream
         return frozenset(self._removed)
 

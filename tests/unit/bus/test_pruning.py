@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.nats.layout import BLOBS_STREAM
-from moothall.bus.nats.pruning import commits_told, prune, prune_blobs, prune_documents
+from moothall.bus.nats.pruning import prune, prune_blobs, prune_documents, told_commits
 from moothall.bus.nats.server import embedded_server
 from moothall.config import Bus
 from moothall.domain.event import Event, EventType, new_event
@@ -78,4 +78,4 @@ async def test_a_value_that_another_value_refers_to_is_used(bus: JetStreamBus) -
 async def test_commits_that_the_log_names(bus: JetStreamBus) -> None:
     await bus.publish(proposed("task-1", proposal={"commit_sha": COMMIT}))
     await bus.publish(proposed("task-2", proposal={"commit_sha": ""}))
-    assert await commits_told(bus) == {COMMIT}
+    assert await told_commits(bus) == {COMMIT}

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from moothall.cli import main
-from moothall.cli.ask import _LAST, _meant
+from moothall.cli.ask import _LAST, _read_prompt
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from moothall.cli.ask import _LAST, _meant
     ],
 )
 def test_a_task_and_a_question_are_told_apart(prompt: str, goes_on: str | None, meant: tuple[str, str | None]) -> None:
-    assert _meant(prompt, goes_on) == meant
+    assert _read_prompt(prompt, goes_on) == meant
 
 
 @pytest.mark.parametrize("args", [(), ("--continue",), ("--continue", "task-1"), ("--json",), ("--yes",), ("--task-id", "mine")])

@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from moothall.cli.run import errors_spoken, result_of, settings_of, with_settings
+from moothall.cli.run import result_of, settings_of, speak_errors, with_settings
 from moothall.config import Settings
 
 
@@ -38,7 +38,7 @@ def test_a_bug_is_told_with_its_cause_however_deep_it_lies(capsys: pytest.Captur
     for _ in range(20):
         error = ExceptionGroup("unhandled errors", [error])
 
-    @errors_spoken
+    @speak_errors
     def broken() -> None:
         raise error
 

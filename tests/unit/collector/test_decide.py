@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.collector import State, decide, fold, ready
-from moothall.collector.decide import standing
+from moothall.collector.decide import pending_outcome
 from moothall.domain.budget import Usage
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
@@ -187,12 +187,12 @@ def test_a_seat_that_nobody_asked_has_no_say() -> None:
 
 def test_the_document_while_it_runs() -> None:
     story = Story().requested()
-    waiting = standing(state_of(story.events))
-    running = standing(state_of(Story().begun().events))
+    waiting = pending_outcome(state_of(story.events))
+    running = pending_outcome(state_of(Story().begun().events))
     assert waiting is not None
     assert running is not None
     assert (waiting.status, running.status, running.agent_count) == ("PENDING", "IN_PROGRESS", 3)
-    assert standing(State("task-a")) is None
+    assert pending_outcome(State("task-a")) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.council.examples import broken, examples_of
+from moothall.council.examples import examples_of, find_broken
 from moothall.council.turns import DOUBTED, NOT_GREEN
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
@@ -81,9 +81,9 @@ async def test_those_that_do_not_hold_are_told(tmp_path: Path) -> None:
         house.workspaces.open(await house.prepared(), "one") as workspace,
     ):
         seat = SeatContext(LOCAL, "local", "t-1", "s-1", "dev", grant_for("dev"), workspace, "one", in_seconds(60))
-        assert await broken(examples, "lib/a.py", seat, 10) == (examples[1], examples[3])
-        assert await broken(examples, "b.py", seat, 10) == ()  # it cannot be loaded: that tells nothing
-        assert await broken((), "lib/a.py", seat, 10) == ()
+        assert await find_broken(examples, "lib/a.py", seat, 10) == (examples[1], examples[3])
+        assert await find_broken(examples, "b.py", seat, 10) == ()  # it cannot be loaded: that tells nothing
+        assert await find_broken((), "lib/a.py", seat, 10) == ()
 
 
 @pytest.mark.e2e  # several runs of pytest

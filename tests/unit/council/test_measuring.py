@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.council.measuring import Advance, check_bounds, measured
+from moothall.council.measuring import Advance, check_bounds, sum_usage
 from moothall.domain.event import EventType
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.task import AgentRef
@@ -80,4 +80,4 @@ def test_a_breach_of_its_own_limit_stops_it_and_is_named(status: str, bounds: Bo
         check_bounds(bounds, [], {"tests": ran(status)})
     check_bounds(Bounds(), [call], {"tests": ran(status)})  # a limit of all is told to the model, which may do otherwise
     check_bounds(bounds, [replace(call, status=ToolStatus.TIMEOUT)], {})
-    assert measured([call], {"tests": ran(status)}) == ToolUsage(9, 300)
+    assert sum_usage([call], {"tests": ran(status)}) == ToolUsage(9, 300)

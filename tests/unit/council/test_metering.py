@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from moothall import telemetry
 from moothall.config import Trace
-from moothall.domain.causes import requested_id
+from moothall.domain.causes import request_event_id
 from moothall.domain.event import Event, EventType
 from moothall.telemetry.recording import recording
 from moothall.testing.model import Answer, phase_of, seat_of
@@ -88,7 +88,7 @@ async def test_one_trace_from_the_deliberation_to_each_model_and_tool_call(tmp_p
 async def test_every_cause_is_an_event_of_the_log(tmp_path: Path) -> None:
     async with open_council(tmp_path, by_phase(append(f"{SOLUTION}# by SEAT\n"))) as house:
         events = await house.run(house.deliberation("debate", seats=2, max_turns=1, rounds=1))
-    ids = {event.id for event in events} | {requested_id("task-1")}
+    ids = {event.id for event in events} | {request_event_id("task-1")}
     kinds = {event.type for event in events}
     assert {EventType.TOOL_FINISHED, EventType.CHECK_FINISHED, EventType.SEAT_REVIEWED} <= kinds
     assert {event.type for event in events if event.causationid not in ids} == set()

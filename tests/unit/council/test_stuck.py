@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.council.turns import FINISH, TOO_EARLY, UNUSABLE, TurnStep, again, stuck
+from moothall.council.turns import FINISH, TOO_EARLY, UNUSABLE, TurnStep, is_again, stuck
 
 A, B = frozenset({"t::a"}), frozenset({"t::b"})
 
@@ -39,10 +39,10 @@ def test_circles(steps: list[TurnStep], found: str) -> None:
 
 
 def test_the_second_look_at_the_same_files_is_a_repeat() -> None:
-    assert not again([TurnStep("look")])
-    assert again([TurnStep("look"), TurnStep("other"), TurnStep("look")])
-    assert not again([TurnStep("look"), change("a", "1"), TurnStep("look", "1")])
-    assert not again([change("a", "1"), change("a", "2")])
+    assert not is_again([TurnStep("look")])
+    assert is_again([TurnStep("look"), TurnStep("other"), TurnStep("look")])
+    assert not is_again([TurnStep("look"), change("a", "1"), TurnStep("look", "1")])
+    assert not is_again([change("a", "1"), change("a", "2")])
 
 
 _STEPS = st.builds(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from moothall.domain.causes import called_id, cause_of, requested_id
+from moothall.domain.causes import call_event_id, cause_of, request_event_id
 from moothall.domain.event import EventType, new_event
 
 
@@ -10,8 +10,8 @@ def test_a_cause_is_the_id_of_the_event_that_led_there() -> None:
     seat = new_event(EventType.SEAT_STARTED, "t", {}, ordinal="agent-dev-001")
     called = new_event(EventType.MODEL_CALLED, "t", {}, ordinal="t/agent-dev-001/propose/0.1")
     revised = new_event(EventType.SEAT_REVISED, "t", {}, ordinal="agent-dev-001.r1/0123")
-    assert requested_id("t") == asked.id
-    assert called_id("t", "t/agent-dev-001/propose/0.1") == called.id
+    assert request_event_id("t") == asked.id
+    assert call_event_id("t", "t/agent-dev-001/propose/0.1") == called.id
     assert cause_of(EventType.DELIBERATION_STARTED, "t", "", {}) == asked.id
     assert cause_of(EventType.SEAT_STARTED, "t", "agent-dev-001", {}) == began.id
     assert cause_of(EventType.MODEL_CALLED, "t", "…", {"seat": "-"}) == began.id

@@ -51,6 +51,6 @@ async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(tmp
             settings=house.parts.llm,
             words={"later": "and later"},
         )
-        heard = [len(again.told(str(event.data["call_id"]))) for event in called]
+        heard = [len(again.words_for(str(event.data["call_id"]))) for event in called]
         assert heard == [0, 1]
-        assert len(again.told(f"{d.task_id}/{d.seats[0]}/propose/0.9")) == 2, "a call that was never made hears all"
+        assert len(again.words_for(f"{d.task_id}/{d.seats[0]}/propose/0.9")) == 2, "a call that was never made hears all"

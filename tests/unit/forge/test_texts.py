@@ -10,7 +10,7 @@ import pytest
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import SeatOutcome, SeatStatus
-from moothall.forge.client import Issue, Post, Remark
+from moothall.forge.client import Issue, Post, ReviewComment
 from moothall.forge.texts import (
     further,
     issue_task,
@@ -124,7 +124,7 @@ def test_no_word_of_a_stranger_gets_into_the_title_of_a_commit() -> None:
     for asked in (
         issue_task("a/b", ISSUE, None, 20_000),
         issue_task("a/b", ISSUE, post, 20_000),
-        review_task("a/b", ISSUE, post, [Remark(path="x.py", body="no")], 20_000),
+        review_task("a/b", ISSUE, post, [ReviewComment(path="x.py", body="no")], 20_000),
     ):
         title = " ".join(asked.split())[:72]
         assert not set(title) & set("@#!<`")

@@ -13,7 +13,7 @@ from pydantic import SecretStr, ValidationError
 
 from moothall.config import Forge
 from moothall.errors import ConfigurationError
-from moothall.forge.client import _waiting, api_of, forge_client
+from moothall.forge.client import _retry_after, api_of, forge_client
 from moothall.forge.webhooks import hearing
 
 SECRET = "a secret of these tests"
@@ -94,4 +94,4 @@ async def test_a_missing_token_is_named() -> None:
 )
 def test_a_forge_says_when_to_ask_again(left: str, reset_in: int, low: int, high: int) -> None:
     headers = {"X-RateLimit-Remaining": left, "X-RateLimit-Reset": str(int(time.time()) + reset_in), "Retry-After": "7"}
-    assert low <= int(_waiting(headers)) <= high
+    assert low <= int(_retry_after(headers)) <= high

@@ -330,7 +330,7 @@ async def test_a_pack_never_holds_what_is_outside_its_scopes(graph: CypherGraph)
             (row,) = await graph.ask(
                 "context", tenant="local", story_id="story-2", role=role, phase=phase, only=",".join(scopes().worth)
             )
-            allowed = set(scopes().allowed(role, phase)) - {"timeline"}
+            allowed = set(scopes().allowed_scopes(role, phase)) - {"timeline"}
             noted = {"notes"} if "milestones" in allowed else set[str]()
             assert {name for name, value in row.items() if value} - _ABOUT == (allowed - {"similar"}) | noted, (role, phase)
             similar = await graph.ask("similar", tenant="local", repository="sample", role=role, phase=phase)

@@ -73,14 +73,14 @@ async def test_it_follows_the_log_and_goes_on_where_the_graph_is(graph: CypherGr
     bus = MemoryBus()
     projector = Projector(bus, graph, SETTINGS)
     async with asyncio.timeout(60), running(projector, 0):
-        await projector.settled(await published(bus, Chronicle("task-a").whole()))
+        await projector.wait_written(await published(bus, Chronicle("task-a").whole()))
     position = await graph.position()
     assert position == projector.written > 20
     last = await published(bus, Chronicle("task-b", "story-2", days=1).whole())
     flaky = Flaky(graph, 0)
     again = Projector(bus, flaky, SETTINGS)
     async with asyncio.timeout(60), running(again, last):
-        await again.settled(last)
+        await again.wait_written(last)
     assert sum(flaky.batches) == last - position, "what was written is not read again"
     assert max(flaky.batches) <= SETTINGS.batch
     one_by_one = await dumped(graph)
@@ -95,7 +95,7 @@ async def test_a_graph_that_is_away_is_late_and_loses_nothing(graph: CypherGraph
     flaky = Flaky(graph, 2)
     projector = Projector(bus, flaky, SETTINGS, pause_seconds=0.01)
     async with asyncio.timeout(60), running(projector, last):
-        await projector.settled(last)
+        await projector.wait_written(last)
     assert flaky.failures == 0
     (row,) = await graph.ask("deliberation", tenant="local", task_id="task-a")
     assert row["deliberation"]["final_state"] == "committed"
@@ -136,6 +136,6 @@ async def test_a_batch_that_is_too_much_for_one_transaction_is_written_in_parts(
     last = await published(bus, Chronicle("task-a").whole())
     projector = Projector(bus, small, SETTINGS, pause_seconds=0)
     async with asyncio.timeout(60), running(projector, last):
-        await projector.settled(last)
+        await projector.wait_written(last)
     assert max(small.batches) <= 3
     assert await graph.position() == last

@@ -12,9 +12,9 @@ from moothall.bus.nats.pruning import prune
 from moothall.config import Graph, Settings
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
-from moothall.wiring import lock
+from moothall.wiring import directory
 from moothall.wiring.bus import open_log
-from moothall.wiring.cleaning import prune as prune_house
+from moothall.wiring.directory import prune as prune_house
 from moothall.wiring.graph import open_answers, open_graph, rebuild
 from support.chronicle import Chronicle, delivered
 from support.neo4j import Address
@@ -29,7 +29,7 @@ async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
         server: Address = request.getfixturevalue("neo4j")
         named = {"url": server.url, "user": server.user, "password": SecretStr(server.password), "query_seconds": 120}
     settings = load_settings(data_dir=tmp_path / "data", graph=Graph(**named, batch=7))
-    async with open_graph(settings) as graph:
+    async with open_graph(settings.graph, settings.data_dir) as graph:
         await graph.clear()
     async with open_log(settings, lambda _: None) as bus:
         for event in Chronicle().whole().events:
@@ -75,5 +75,5 @@ async def test_the_graph_reads_what_is_pruned_before_it_goes(settings: Settings)
 
 
 async def test_a_rebuild_needs_the_house_to_itself(settings: Settings) -> None:
-    with lock.hold(settings.data_dir), pytest.raises(ConfigurationError, match="another process writes the graph"):
+    with directory.hold(settings.data_dir), pytest.raises(ConfigurationError, match="another process writes the graph"):
         await rebuild(settings, lambda _seq, _last: None)

@@ -181,3 +181,26 @@ async def test_a_database_that_is_not_there_is_named(neo4j: Address) -> None:
     with pytest.raises(ConfigurationError, match="no database 'nothing'"):
         async with neo4j_store(settings):
             pass
+
+
+async def test_what_is_forgotten_does_not_stand_in_the_way_after_the_file_is_opened_anew(tmp_path: Path) -> None:
+    """The store numbers nodes by their count where they bring no id of their own, and then gives a number twice."""
+    path = tmp_path / "context.kgl"
+    for start in (0, 4, 8):
+        async with embedded_store(path, query_seconds=30) as store:
+            graph = CypherGraph(store, keep=2)
+            for days in range(start, start + 4):
+                await graph.project(recorded(Chronicle(f"task-{days}", f"story-{days}", days=days).whole().events))
+            counts = await graph.counts()
+    assert (counts["Deliberation"], counts["Story"]) == (2, 12)
+
+
+async def test_a_store_that_is_opened_anew_while_it_is_written_has_the_same(tmp_path: Path) -> None:
+    dumps = []
+    for name, rows in (("once", 200_000), ("often", 1)):
+        async with embedded_store(tmp_path / name / "context.kgl", query_seconds=30, rows=rows) as store:
+            graph = CypherGraph(store)
+            for days in range(4):
+                await graph.project(recorded(Chronicle(f"task-{days}", f"story-{days}", days=days).whole().events))
+            dumps.append([line async for line in graph.dump()])
+    assert dumps[0] == dumps[1]

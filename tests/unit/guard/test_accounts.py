@@ -110,9 +110,9 @@ async def test_a_call_within_what_is_granted_asks_nobody() -> None:
     bucket = bus.bucket(BUCKET)
     purse, ledger = Accounts(bucket, Limits()).purse("story-1", "local", "task-1", Budget(tokens=100_000)), Ledger(Budget())
     await _draw(purse, ledger, "0", 10)
-    _, revision = await bucket.revised("local.story-1")
+    _, revision = await bucket.get_with_revision("local.story-1")
     for number in range(1, 5):
         await _draw(purse, ledger, str(number), 10)
-    assert (await bucket.revised("local.story-1"))[1] == revision
+    assert (await bucket.get_with_revision("local.story-1"))[1] == revision
     await _draw(purse, ledger, "5", 10)
-    assert (await bucket.revised("local.story-1"))[1] == revision + 1
+    assert (await bucket.get_with_revision("local.story-1"))[1] == revision + 1

@@ -44,7 +44,7 @@ async def test_an_allowed_request_runs_once(tmp_path: Path) -> None:
     parking = parking_on(MemoryBus())
     async with house_of(tmp_path, parking) as house:
         status, words = await delete(house)
-        [item] = parking.waiting("local")
+        [item] = parking.list_waiting("local")
         assert status is ToolStatus.PARKED
         assert f"waits for an operator as {item.id}" in words
         assert (item.request_id, item.tool, item.arguments, item.principal) == (
@@ -53,11 +53,11 @@ async def test_an_allowed_request_runs_once(tmp_path: Path) -> None:
             {"path": "a"},
             "local",
         )
-        assert parking.waiting("other") == []
+        assert parking.list_waiting("other") == []
         assert house.room.calls == []
 
         await parking.resolve("local", item.id, allow=True, approver="ann")
-        assert parking.waiting("local") == []
+        assert parking.list_waiting("local") == []
         assert (await delete(house, path="b", number=2))[0] is ToolStatus.PARKED  # other arguments are another request
         assert (await delete(house))[0] is ToolStatus.SUCCESS
         assert await delete(house) == (ToolStatus.BLOCKED, "the approval was used already")
@@ -77,12 +77,12 @@ async def test_a_seat_that_asks_again_later_spends_the_approval(tmp_path: Path) 
     async with house_of(tmp_path, parking) as house:
         await delete(house, 1)
         await delete(house, 2)
-        assert len(parking.waiting("local")) == 1
+        assert len(parking.list_waiting("local")) == 1
         await parking.resolve("local", "request-1", allow=True, approver="ann")
         assert (await delete(house, 3, role="qa"))[0] is ToolStatus.PARKED  # another seat
         assert (await delete(house, 4))[0] is ToolStatus.SUCCESS
         assert (await delete(house, 5))[0] is ToolStatus.PARKED  # once is once; this waits anew
-        assert {item.request_id for item in parking.waiting("local")} == {"request-3", "request-5"}
+        assert {item.request_id for item in parking.list_waiting("local")} == {"request-3", "request-5"}
 
 
 async def test_a_refused_request_is_refused_for_good_and_says_why(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, PolicyUnavailable
 from moothall.guard.grants import policies_folder
-from moothall.guard.policy import Mode, Policy, asked_of
+from moothall.guard.policy import Mode, Policy, policy_question
 from moothall.guard.seat import Stopped
 from moothall.guard.steps import check_schema
 from moothall.policy.rego import Rego
@@ -143,7 +143,7 @@ async def test_questions_that_differ_are_never_taken_for_one(one: dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         async with open_house(Path(folder)) as house:
             seat = house.seat()
-            asked = [asked_of(seat, check_schema(tool_call("files.write", **args), ALL, 10_000)) for args in (one, two)]
+            asked = [policy_question(seat, check_schema(tool_call("files.write", **args), ALL, 10_000)) for args in (one, two)]
     assert (asked[0] == asked[1]) is (asked[0].document() == asked[1].document())
     assert (one == two) is (asked[0] == asked[1])
 

@@ -235,7 +235,7 @@ async def test_shared_windows_slide(tmp_path: Path) -> None:
 
 async def test_a_bus_that_is_away_lets_nothing_out(tmp_path: Path) -> None:
     class Away:
-        async def revised(self, key: str) -> Any:
+        async def get_with_revision(self, key: str) -> Any:
             raise BusUnavailable(f"no {key}")
 
     away: Any = Away()

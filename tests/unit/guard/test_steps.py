@@ -16,7 +16,7 @@ from moothall.guard.limits import book_time, check_budget, check_limits, cut_out
 from moothall.guard.paths import covers, refuse_path
 from moothall.guard.seat import Meter, Stopped
 from moothall.guard.steps import check_grants, check_schema
-from moothall.tools.catalogue import is_granted, offered
+from moothall.tools.catalogue import is_granted, list_tools
 from support.gate import tool_call
 from support.tools import CATALOGUE
 
@@ -32,14 +32,14 @@ def test_arguments_that_break_json_are_refused_not_raised(nested: Any) -> None:
 
 def test_every_role_has_a_grant_and_none_reaches_outside() -> None:
     for role in ROLES:
-        names = {spec.name for spec in offered(grant_for(role))}
+        names = {spec.name for spec in list_tools(grant_for(role))}
         assert "files.read" in names
         assert not any(CATALOGUE[name].outside for name in names)
 
 
 def test_po_and_architect_write_nothing() -> None:
     for role in ("po", "architect"):
-        assert not any(spec.writes for spec in offered(grant_for(role)))
+        assert not any(spec.writes for spec in list_tools(grant_for(role)))
 
 
 def test_an_unknown_role_is_named() -> None:

@@ -64,7 +64,7 @@ async def test_to_a_seat_there_is_no_disabled_tool(tmp_path: Path) -> None:
     known = Switches(MemoryBus().bucket(SWITCHES))
     async with open_house(tmp_path, off=known.off) as house:
         grant = grant_for("dev")
-        assert "files.append" in [spec.name for spec in house.gate.offered("local", grant)]
+        assert "files.append" in [spec.name for spec in house.gate.list_tools("local", grant)]
         await known.switch("local", "files.append", enabled=False, who="ann")
 
         refused = await house.gate.call(house.seat(), tool_call("files.append", path="a", content="x"))
@@ -75,8 +75,8 @@ async def test_to_a_seat_there_is_no_disabled_tool(tmp_path: Path) -> None:
         assert house.room.calls == []
         for result in (refused, near, none):
             assert "files.append" not in result.error.replace("there is no tool 'files.append", "")
-        assert "files.append" not in [spec.name for spec in house.gate.offered("local", grant)]
-        assert "files.append" in [spec.name for spec in house.gate.offered("other", grant)]
+        assert "files.append" not in [spec.name for spec in house.gate.list_tools("local", grant)]
+        assert "files.append" in [spec.name for spec in house.gate.list_tools("other", grant)]
 
         await known.switch("local", "files.append", enabled=True, who="ann")
         again = await house.gate.call(house.seat(), tool_call("files.append", number=4, path="a", content="x"))

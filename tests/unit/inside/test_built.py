@@ -11,7 +11,7 @@ import pytest
 
 from moothall.inside import built, checks
 from moothall.inside.cases import Cases
-from moothall.inside.commands import Ended
+from moothall.inside.ended import Ended
 from moothall.inside.streams import Stream
 
 PLUGINS = Path(built.__file__).with_name("plugins")

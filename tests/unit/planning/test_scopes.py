@@ -20,11 +20,11 @@ TABLE: dict[str, Any] = {
 
 def test_a_pack_has_what_role_and_phase_both_name() -> None:
     table = Scopes.model_validate(TABLE)
-    assert table.allowed("dev", "build") == ("story", "comments")
-    assert table.allowed("data", " BUILD ") == ("story",)
-    assert table.allowed("data", "coach") == ()
-    assert table.allowed("dev", "") == ("story", "comments")
-    assert table.allowed("", "") == ("story",), "who has no role is told what all may know"
+    assert table.allowed_scopes("dev", "build") == ("story", "comments")
+    assert table.allowed_scopes("data", " BUILD ") == ("story",)
+    assert table.allowed_scopes("data", "coach") == ()
+    assert table.allowed_scopes("dev", "") == ("story", "comments")
+    assert table.allowed_scopes("", "") == ("story",), "who has no role is told what all may know"
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_a_table_that_is_not_whole_is_refused(wrong: dict[str, Any]) -> None:
 def test_what_nobody_knows_is_named() -> None:
     for wrong, said in ((("wizard", ""), "unknown role 'wizard'; the roles are dev"), (("dev", "nap"), "the phases are design")):
         with pytest.raises(InvalidRequest, match=said):
-            scopes().allowed(*wrong)
+            scopes().allowed_scopes(*wrong)
     with pytest.raises(InvalidRequest, match="unknown scope moon; the scopes are story"):
         scopes().check(("story", "moon"))
 
 
 def test_every_role_is_told_of_the_story() -> None:
     for phase in scopes().phases:
-        assert all("story" in scopes().allowed(role, phase) for role in ROLES)
+        assert all("story" in scopes().allowed_scopes(role, phase) for role in ROLES)

@@ -9,7 +9,7 @@ from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.proposal import Assessment
 from moothall.domain.repository import Profile
 from moothall.ranking import assess, is_done
-from moothall.ranking.assess import told_once
+from moothall.ranking.assess import unmatched_cases
 from moothall.ranking.authors import may_be_own
 
 PROFILE = Profile(checks={"tests": ("pytest",), "lint": ("ruff",)})
@@ -171,8 +171,8 @@ def test_what_is_flaky_is_named_and_no_evidence() -> None:
 
 def test_what_only_one_run_of_the_base_told_of_is_known_unless_one_of_them_told_nothing() -> None:
     one, other = suite(new="passed", at_12_01="passed"), suite(new="passed", at_12_02="failed")
-    assert told_once(one, other) == {"at_12_01", "at_12_02"}
-    assert told_once(one, suite(Verdict.ERRORED)) == told_once(one, suite(status="timeout", new="passed")) == set()
+    assert unmatched_cases(one, other) == {"at_12_01", "at_12_02"}
+    assert unmatched_cases(one, suite(Verdict.ERRORED)) == unmatched_cases(one, suite(status="timeout", new="passed")) == set()
 
 
 def test_an_advisory_check_decides_nothing() -> None:

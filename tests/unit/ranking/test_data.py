@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moothall.ranking.data import data_files, named_by_tests
+from moothall.ranking.data import data_files, find_mentions
 
 
 def diff(*paths: str) -> str:
@@ -16,7 +16,7 @@ def test_files_without_code_are_data_but_for_those_of_the_authors_tests() -> Non
 
 def test_those_that_a_test_names_are_shown() -> None:
     tests = {"tests/test_a.py": 'open("../shop/prices.json")\n', "tests/test_b.py": "old-page.html, page.html5"}
-    found = named_by_tests(("shop/prices.json", "page.html", "s.json"), tests)
+    found = find_mentions(("shop/prices.json", "page.html", "s.json"), tests)
     assert found == ("shop/prices.json:1: tests/test_a.py names it, and may compare with what stands there",)
 
 

@@ -5,7 +5,7 @@ import difflib
 import pytest
 
 from moothall.ranking.helpers import altered_helpers
-from moothall.ranking.shadows import new_modules, shadowing
+from moothall.ranking.shadows import find_shadows, new_modules
 
 
 def changed(path: str, before: str, after: str) -> str:
@@ -90,12 +90,12 @@ def test_a_new_module_that_takes_the_name_of_another_is_shown() -> None:
         "tests/tools.py": "import json\n",
     }
     told = {"tests/test_price.py::test_a", "tests/test_calc.py"}
-    assert [line.partition(":")[0] for line in shadowing(modules, tests, told)] == ["filecmp.py", "src/json/__init__.py"]
-    assert [line.partition(":")[0] for line in shadowing(modules, tests, {"test_calc.TestA.test_b"})] == [
+    assert [line.partition(":")[0] for line in find_shadows(modules, tests, told)] == ["filecmp.py", "src/json/__init__.py"]
+    assert [line.partition(":")[0] for line in find_shadows(modules, tests, {"test_calc.TestA.test_b"})] == [
         "calc.py",
         "src/json/__init__.py",
     ]
-    assert shadowing(modules, tests, ()) == ()
+    assert find_shadows(modules, tests, ()) == ()
 
 
 def test_lines_that_end_in_other_ways_are_counted_as_python_does() -> None:

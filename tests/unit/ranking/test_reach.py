@@ -39,7 +39,7 @@ def test_a_diff_applied_gives_the_text_after_it(
         assert one == other
         return
     (part,) = file_diffs(said)
-    assert part.applied(one) == other
+    assert part.apply(one) == other
     assert all(other.split("\n")[number - 1] == line for number, line in part.added.items())
 
 

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from moothall.ranking.rewrite_shown import shown
+from moothall.ranking.rewrite_shown import rewrite_shown
 
 PYTHON = '''import pytest
 from a1 import discount
@@ -25,13 +25,13 @@ def test_a(price, wanted):
 
 @pytest.mark.parametrize("step", range(8))
 def test_the_literals_of_python_are_others_and_the_rest_is_as_it_was(step: int) -> None:
-    made = shown("tests/test_a.py", PYTHON, [("test_a",)], step)
+    made = rewrite_shown("tests/test_a.py", PYTHON, [("test_a",)], step)
     assert made.count("\n") == PYTHON.count("\n")
     assert "from a1 import discount" in made
     assert "    return 180\n" in made
     assert not any(word in made for word in ("(200, 180)", "(100, 50", "fifty", ", 10)"))
     assert [type(node) for node in ast.walk(ast.parse(made))] == [type(node) for node in ast.walk(ast.parse(PYTHON))]
-    assert shown("tests/test_a.py", "def f(:\n", [("f",)], step) == "def f(:\n"
+    assert rewrite_shown("tests/test_a.py", "def f(:\n", [("f",)], step) == "def f(:\n"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_the_literals_of_python_are_others_and_the_rest_is_as_it_was(step: int) 
 def test_of_other_languages_all_behind_what_a_file_brings_in(
     path: str, text: str, kept: tuple[str, ...], gone: tuple[str, ...]
 ) -> None:
-    made = shown(path, text, [("t",)], 3)
+    made = rewrite_shown(path, text, [("t",)], 3)
     assert made.count("\n") == text.count("\n")
     assert all(word in made for word in kept)
     assert not any(word in made for word in gone)

@@ -7,7 +7,7 @@ import ast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.ranking.scripts import scripts, shown_in
+from moothall.ranking.scripts import find_dialogues, scripts
 
 STACK = """
 class Stack:
@@ -86,7 +86,7 @@ def test_what_is_done_with_an_instance_is_taken_in_its_order_until_more_than_lit
 
 
 def test_a_dialogue_of_a_docstring_is_read_alike_and_annotations_stand_in_where_nothing_is_shown() -> None:
-    assert calls(list(shown_in(STACK)))[0] == "Stack([9]).pop()"
+    assert calls(list(find_dialogues(STACK)))[0] == "Stack([9]).pop()"
     found = calls([])
     assert "Stack([]).push(0)" in found
     assert not any("_inner" in call for call in found)

@@ -18,7 +18,7 @@ from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import AlreadyExists, BusUnavailable, NotFound, PatchRefused, RepositoryError, Temporary
-from moothall.repositories.far import HOSTS, FarRepositories, House, patches_of_hosts
+from moothall.repositories.far import HOSTS, FarRepositories, RepositoryServer, patches_of_hosts
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.lending import HOUSE, PART, Lender, ask
 from moothall.repositories.objects import Change
@@ -82,7 +82,7 @@ async def world(tmp_path: Path, repo: Repo | None = None, soon: float = 5.0, **l
             await stack.enter_async_context(Lender(GitRunner(tmp_path / name / "repos"), settings, soon))
             for name in ("house", "host")
         ]
-        answering = House(house, lending, wire.ask)
+        answering = RepositoryServer(house, lending, wire.ask)
         host.far(wire.ask, borrowing)
         patches_of_hosts(house, lending, wire.ask)
         for topic, answerer in (

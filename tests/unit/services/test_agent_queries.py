@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from moothall.agents.orders import Order
+from moothall.agents.queries import Query
 from moothall.agents.service import ANEW
 from moothall.agents.sessions import BUCKET
 from moothall.domain.chat import Writing
@@ -139,8 +139,8 @@ async def test_a_list_of_tools_that_is_none_is_refused(agent: Agent, allowed: An
 
 def test_who_may_search_the_web_may_read_what_is_found_and_the_reverse() -> None:
     for name in ("web.search", "web.fetch"):
-        assert Order("t", available_tools=(name, "files.read")).tools() == frozenset({"web.search", "web.fetch", "files.read"})
-    assert Order("t", available_tools=("files.read",)).tools() == frozenset({"files.read"})
+        assert Query("t", available_tools=(name, "files.read")).tools() == frozenset({"web.search", "web.fetch", "files.read"})
+    assert Query("t", available_tools=("files.read",)).tools() == frozenset({"files.read"})
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ async def client(graph: CypherGraph) -> AsyncIterator[Any]:
 async def test_a_pack_is_what_get_task_context_and_seats_are_told(client: Any, graph: CypherGraph) -> None:
     stub: Any = pb_grpc.ContextServiceStub(client.channel)
     told = await stub.GetContext(pb.GetContextRequest(story_id="story-2", role="DEV", phase="build"), **TOLD)
-    assert list(told.scopes) == [scope for scope in scopes().allowed("dev", "build") if scope != "timeline"]
+    assert list(told.scopes) == [scope for scope in scopes().allowed_scopes("dev", "build") if scope != "timeline"]
     assert "- task-b (dev), COMPLETED, committed, proven: add it" in told.blocks.context
     asked = orchestrator.GetTaskContextRequest(story_id="story-2", role="DEV", phase="build")
     same = await Client(client.channel).GetTaskContext(asked)
@@ -171,7 +171,7 @@ async def test_what_is_noted_is_told_to_who_may_know_it(graph: CypherGraph) -> N
 
 async def test_scopes_are_the_tables(client: Any) -> None:
     stub: Any = pb_grpc.ContextServiceStub(client.channel)
-    allowed = scopes().allowed("data", "build")
+    allowed = scopes().allowed_scopes("data", "build")
     fine = await stub.ValidateScope(pb.ValidateScopeRequest(role="DATA", phase="build", provided_scopes=["Story"]), **TOLD)
     assert (fine.allowed, list(fine.missing), fine.reason) == (True, [scope for scope in allowed if scope != "story"], "")
     wide = await stub.ValidateScope(

@@ -94,4 +94,4 @@ async def test_a_word_that_is_none_or_of_somebody_else_changes_nothing(house: Ho
     assert (await house.browser.get("/house/parked")).status == 403
     assert (await house.browser.send("/house/parked/a1", form=mine, do="allow")).status == 403
     assert "/house/parked" not in (await house.browser.get("/house")).text
-    assert [item.id for item in house.parking.waiting("local")] == ["a1"]
+    assert [item.id for item in house.parking.list_waiting("local")] == ["a1"]

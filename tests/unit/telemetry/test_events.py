@@ -5,7 +5,7 @@ from pathlib import Path
 
 import moothall
 from moothall import telemetry
-from moothall.domain.causes import requested_id
+from moothall.domain.causes import request_event_id
 from moothall.domain.event import EventType, new_event
 from moothall.domain.task import Deliberation
 from moothall.telemetry.events import write, write_of
@@ -30,7 +30,7 @@ def test_a_fact_of_a_deliberation_names_it_its_story_and_what_led_to_it() -> Non
     event = write_of(ASKED, EventType.SEAT_FINISHED, {"seat": "a"}, ordinal="a", source="host")
     assert (event.subject, event.correlationid, event.tenant, event.source) == ("task-1", "story-1", "acme", "host")
     assert event.data == {"task_id": "task-1", "seat": "a"}
-    assert event.causationid == requested_id("task-1")
+    assert event.causationid == request_event_id("task-1")
 
 
 def test_events_are_written_in_one_place() -> None:

@@ -29,7 +29,7 @@ def test_counting() -> None:
     took = registry.histogram("took_seconds", "…", buckets=(1.0, 2.0))
     calls.add("a")
     calls.add("a", amount=2)
-    with busy.held():
+    with busy.track_inprogress():
         assert registry.snapshot()["busy"] == [[[], 1.0]]
     for value in (0.5, 1.0, 1.5, 99.0):
         took.observe(value)

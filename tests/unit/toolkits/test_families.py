@@ -29,10 +29,10 @@ async def test_a_family_is_added_by_a_folder_and_a_line(tmp_path: Path, monkeypa
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus(), WITH_CLOCK) as rules:
         house = House(tmp_path, audit, Guard())
         house.gate = Gate(Guard(), audit, Facts().publish, rules)
-        assert [spec.name for spec in house.gate.offered("local", Grant(("*",)))][-1] == "clock.now"
+        assert [spec.name for spec in house.gate.list_tools("local", Grant(("*",)))][-1] == "clock.now"
         said = await house.gate.call(house.seat(grant=Grant(("clock.*",))), tool_call("clock.now"))
         assert (said.status, dict(said.output)) == (ToolStatus.SUCCESS, {"time": "noon"}), said.error
-        await rules.left("ws-1")
+        await rules.close_workspace("ws-1")
     assert [finding.detail async for finding in WITH_CLOCK[-1].examine(settings)] == ["noon"]
 
 

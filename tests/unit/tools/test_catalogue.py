@@ -13,7 +13,7 @@ from moothall.domain.ids import ROLES
 from moothall.domain.tool import Grant
 from moothall.guard.grants import grant_for
 from moothall.tools.arguments import arguments_digest, canonical
-from moothall.tools.catalogue import ToolSpec, describe, offered
+from moothall.tools.catalogue import ToolSpec, describe, list_tools
 from support.tools import CATALOGUE
 
 ALL = Grant(tools=("*",))
@@ -111,10 +111,10 @@ def test_a_schema_is_the_callers_own() -> None:
 
 
 def test_who_works_on_code_may_run_commands_where_the_window_allows() -> None:
-    may = {role: "code.shell" in {spec.name for spec in offered(grant_for(role))} for role in ROLES}
+    may = {role: "code.shell" in {spec.name for spec in list_tools(grant_for(role))} for role in ROLES}
     assert {role for role in may if may[role]} == {"dev", "qa", "devops"}
-    assert "code.shell" not in {spec.name for spec in offered(grant_for("dev"), core=True)}
-    assert not any(spec.name in {"code.python", "code.node"} for role in ROLES for spec in offered(grant_for(role)))
+    assert "code.shell" not in {spec.name for spec in list_tools(grant_for("dev"), core=True)}
+    assert not any(spec.name in {"code.python", "code.node"} for role in ROLES for spec in list_tools(grant_for(role)))
 
 
 def test_the_wires_tools_are_all_there_in_order() -> None:
@@ -133,12 +133,12 @@ def test_the_wires_tools_are_all_there_in_order() -> None:
 
 def test_the_offer_is_stable_and_short_for_a_small_model() -> None:
     grant = grant_for("dev")
-    assert offered(grant) == offered(Grant(tools=tuple(reversed(grant.tools))))
-    core = describe(offered(grant, core=True))
+    assert list_tools(grant) == list_tools(Grant(tools=tuple(reversed(grant.tools))))
+    core = describe(list_tools(grant, core=True))
     assert core.splitlines()[2] == "files.append(path, content)  add to the end of a file"
     assert len(core) < 600  # at three characters a token, 200 of the 900 tokens of a small prompt
     assert (
-        hashlib.sha256(describe(offered(ALL, catalogue=CATALOGUE)).encode()).hexdigest()
+        hashlib.sha256(describe(list_tools(ALL, catalogue=CATALOGUE)).encode()).hexdigest()
         == hashlib.sha256("\n".join(f"{spec.signature}  {spec.summary}" for spec in SPECS).encode()).hexdigest()
     )
 

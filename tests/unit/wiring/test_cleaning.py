@@ -8,9 +8,10 @@ from moothall.config import Settings
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
 from moothall.settings import load_settings
-from moothall.wiring import lock
-from moothall.wiring.cleaning import clean_up, unregister
-from moothall.wiring.trusted import commands_said, register, trusted_repositories
+from moothall.wiring import directory
+from moothall.wiring.directory import clean_up, unregister
+from moothall.wiring.repository import commands_said, register
+from moothall.wiring.trusted import trusted_repositories
 from support.repos import Repo, make_sample
 
 
@@ -46,8 +47,8 @@ async def test_a_repository_is_forgotten_with_its_clone_and_stays_itself(
 
 async def test_nothing_goes_while_a_process_serves(settings: Settings, registered: tuple[Repo, RepositoryRef]) -> None:
     _, ref = registered
-    with lock.hold(settings.data_dir):
-        lock.announce(settings.data_dir, lock.Address(4711, "nats://x", 0, ""))
+    with directory.hold(settings.data_dir):
+        directory.announce(settings.data_dir, directory.Address(4711, "nats://x", 0, ""))
         done = await clean_up(
             settings, older_than=None, everything=True, dry_run=False, removed=lambda item: pytest.fail(str(item))
         )

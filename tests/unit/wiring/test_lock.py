@@ -8,49 +8,49 @@ from pathlib import Path
 import pytest
 
 from moothall.errors import ConfigurationError
-from moothall.wiring import lock
+from moothall.wiring import directory
 from moothall.wiring.bus import hold_or_find
 
 
 def test_one_holder_at_a_time(tmp_path: Path) -> None:
-    with lock.hold(tmp_path), pytest.raises(lock.Taken), lock.hold(tmp_path):
+    with directory.hold(tmp_path), pytest.raises(directory.Taken), directory.hold(tmp_path):
         pytest.fail("held twice")
-    with lock.hold(tmp_path):
+    with directory.hold(tmp_path):
         pass
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(ConfigurationError, match="file/below"), lock.hold(tmp_path / "file/below"):
+    with pytest.raises(ConfigurationError, match="file/below"), directory.hold(tmp_path / "file/below"):
         pass
 
 
 def test_the_address_is_found_until_it_is_withdrawn_and_private(tmp_path: Path) -> None:
-    assert lock.find(tmp_path) is None
-    address = lock.Address(1, "nats://secret@127.0.0.1:1", 2, "print")
-    lock.announce(tmp_path, address)
-    assert lock.find(tmp_path) == address
+    assert directory.find(tmp_path) is None
+    address = directory.Address(1, "nats://secret@127.0.0.1:1", 2, "print")
+    directory.announce(tmp_path, address)
+    assert directory.find(tmp_path) == address
     assert stat.S_IMODE((tmp_path / "serving.json").stat().st_mode) == 0o600
-    lock.withdraw(tmp_path)
-    assert lock.find(tmp_path) is None
+    directory.withdraw(tmp_path)
+    assert directory.find(tmp_path) is None
 
 
 async def test_who_waits_for_one_that_ends_without_serving_takes_its_place(tmp_path: Path) -> None:
     told: list[str] = []
     async with AsyncExitStack() as stack, AsyncExitStack() as ours:
-        stack.enter_context(lock.hold(tmp_path))  # as a short command does, which says of no address
+        stack.enter_context(directory.hold(tmp_path))  # as a short command does, which says of no address
         waiting = asyncio.create_task(hold_or_find(tmp_path, told.append, ours))
         while not told:
             await asyncio.sleep(0.01)
         await stack.aclose()
         assert await waiting is None
-        with pytest.raises(lock.Taken), lock.hold(tmp_path):
+        with pytest.raises(directory.Taken), directory.hold(tmp_path):
             pytest.fail("held twice")
 
 
 async def test_who_waits_for_one_that_starts_finds_it(tmp_path: Path) -> None:
-    address = lock.Address(1, "nats://127.0.0.1:1", 2, "print")
+    address = directory.Address(1, "nats://127.0.0.1:1", 2, "print")
     async with AsyncExitStack() as stack:
-        with lock.hold(tmp_path):
-            waiting = asyncio.create_task(hold_or_find(tmp_path, lambda _line: lock.announce(tmp_path, address), stack))
+        with directory.hold(tmp_path):
+            waiting = asyncio.create_task(hold_or_find(tmp_path, lambda _line: directory.announce(tmp_path, address), stack))
             assert await waiting == address

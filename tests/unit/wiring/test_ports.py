@@ -7,7 +7,7 @@ import pytest
 
 from moothall.config import Grpc, Metrics, Settings, Web
 from moothall.errors import ConfigurationError
-from moothall.wiring.house import check_ports
+from moothall.wiring.early import check_ports
 
 
 @pytest.fixture

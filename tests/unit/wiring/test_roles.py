@@ -7,8 +7,8 @@ import pytest
 
 from moothall.config import Bus, Graph, Llm, Serve, Settings
 from moothall.errors import ConfigurationError
-from moothall.wiring import lock
-from moothall.wiring.roles import ALL, embedded, instance, parse_roles, roles_of
+from moothall.wiring import directory
+from moothall.wiring.bus import ALL, embedded_parts, instance, parse_roles, roles_of
 
 FAR = Bus(url="nats://127.0.0.1:4222")
 
@@ -38,13 +38,13 @@ def test_a_bus_that_nobody_else_reaches_needs_who_works_on_it() -> None:
 
 
 def test_the_data_directory_is_for_the_embedded_parts_alone() -> None:
-    assert embedded(Settings(), ALL) == ("bus", "graph", "model")
+    assert embedded_parts(Settings(), ALL) == ("bus", "graph", "model")
     shared = Settings(bus=FAR)
-    assert embedded(shared, frozenset({"api", "page", "collector", "planning", "tools"})) == ()
-    assert embedded(shared, frozenset({"graph"})) == ("graph",)
-    assert embedded(shared, frozenset({"hosts"})) == ("model",)
+    assert embedded_parts(shared, frozenset({"api", "page", "collector", "planning", "tools"})) == ()
+    assert embedded_parts(shared, frozenset({"graph"})) == ("graph",)
+    assert embedded_parts(shared, frozenset({"hosts"})) == ("model",)
     elsewhere = Settings(bus=FAR, graph=Graph(url="neo4j://127.0.0.1"), llm=Llm(base_url="http://127.0.0.1:8000/v1"))
-    assert embedded(elsewhere, ALL) == ()
+    assert embedded_parts(elsewhere, ALL) == ()
 
 
 def test_no_two_processes_on_a_bus_have_one_name_and_one_that_comes_again_has_its_own(tmp_path: Path) -> None:
@@ -59,9 +59,9 @@ def test_no_two_processes_on_a_bus_have_one_name_and_one_that_comes_again_has_it
 
 
 def test_numbers_are_taken_in_order_and_given_back(tmp_path: Path) -> None:
-    with lock.numbered(tmp_path) as one, lock.numbered(tmp_path) as two:
+    with directory.take_number(tmp_path) as one, directory.take_number(tmp_path) as two:
         assert (one, two) == (1, 2)
-        assert lock.shared(tmp_path)
-    assert not lock.shared(tmp_path)
-    with lock.numbered(tmp_path) as again:
+        assert directory.is_shared(tmp_path)
+    assert not directory.is_shared(tmp_path)
+    with directory.take_number(tmp_path) as again:
         assert again == 1

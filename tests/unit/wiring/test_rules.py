@@ -19,8 +19,8 @@ from moothall.guard.keys import keys_of
 from moothall.guard.orders import REVOKED, Revocations
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
-from moothall.wiring.lending import disk_of, for_hosts, home_of, sees
 from moothall.wiring.rules import longest_token, open_rules
+from moothall.wiring.trusted import disk_of, for_hosts, home_of, sees
 from support.gate import Facts, House, tool_call
 
 
@@ -118,4 +118,5 @@ async def test_a_table_and_a_policy_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_a_seats_token_lasts_as_long_as_a_deliberation(tmp_path: Path) -> None:
-    assert longest_token(settings(tmp_path, token_seconds=10)) > 1800
+    given = settings(tmp_path, token_seconds=10)
+    assert longest_token(given.guard, given.limits) > 1800

@@ -16,7 +16,7 @@ from moothall.bus.nats.jetstream import open_bus
 from moothall.bus.nats.server import embedded_server
 from moothall.config import Limits
 from moothall.council.front.request import Defaults
-from moothall.council.front.thread import decided as decision
+from moothall.council.front.thread import find_decision as decision
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.fleet import FLEET, HostState
@@ -25,8 +25,7 @@ from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
 from moothall.settings import AllSettings
 from moothall.testing.bus import MemoryBus
-from moothall.wiring.bus import is_served, open_log
-from moothall.wiring.roles import lease_of
+from moothall.wiring.bus import is_served, lease_of, open_log
 from moothall.wiring.tasks import Tasks, cancel, choose_result
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -116,7 +115,7 @@ async def test_on_a_bus_of_its_own_a_cancel_waits_for_who_decides(tmp_path: Path
         shared = AllSettings(bus=config.Bus(url=url), data_dir=tmp_path / "data")
         for task in ("task-a1", "task-b2"):
             await bus.create(asked(task, deadline=datetime(2100, 1, 1, tzinfo=UTC)))
-        async with lease_of(shared, bus, "decide.task-a1").taken():
+        async with lease_of(shared.serve, bus, "decide.task-a1").taken():
             said: list[str] = []
             assert (await cancel(shared, "task-a1", "", said.append))[1] is DeliberationStatus.CANCELLED
             assert said == ["it is cancelled, but whoever works on it has not confirmed that yet"]

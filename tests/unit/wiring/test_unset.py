@@ -22,8 +22,8 @@ async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_he
         house = House(tmp_path, audit, Guard())
         house.gate = Gate(Guard(), audit, Facts().publish, rules)
         grant = Grant(tools=("db.*",))
-        assert [spec.name for spec in house.gate.offered("local", grant)] == ["db.redis"]
-        assert [spec.name for spec in house.gate.offered("acme", grant)] == ["db.neo4j"]
+        assert [spec.name for spec in house.gate.list_tools("local", grant)] == ["db.redis"]
+        assert [spec.name for spec in house.gate.list_tools("acme", grant)] == ["db.neo4j"]
         seat = house.seat(grant=grant)
         missing = await house.gate.call(seat, tool_call("db.postgres", query="select 1"))
         assert missing.status is ToolStatus.BLOCKED
@@ -34,8 +34,8 @@ async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_he
 
 def test_no_role_has_what_reaches_outside(tmp_path: Path) -> None:
     from moothall.guard.grants import grant_for
-    from moothall.tools.catalogue import offered
+    from moothall.tools.catalogue import list_tools
 
     for role in ("dev", "qa", "data", "devops", "architect", "po"):
-        assert not any(spec.outside for spec in offered(grant_for(role)))
+        assert not any(spec.outside for spec in list_tools(grant_for(role)))
     assert "web.search" in unset_tools(load_settings(data_dir=tmp_path), "local")

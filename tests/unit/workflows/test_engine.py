@@ -78,10 +78,10 @@ class World:
         self.results[call.request_id] = result
         return result
 
-    async def settled(self, call: ToolCall) -> ToolResult:
+    async def wait_until_resolved(self, call: ToolCall) -> ToolResult:
         return await self.call(call)
 
-    async def known(self, request_id: str) -> ToolResult | bool:
+    async def find_result(self, request_id: str) -> ToolResult | bool:
         return self.results.get(request_id, request_id in self.begun_outside)
 
     async def commit(self) -> str:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.errors import InvalidRequest
-from moothall.workflows.references import Reference, filled, found_in, references
+from moothall.workflows.references import Reference, fill_in, find_in, references
 
 RESULT = {
     "output": {"content": "hello", "lines": 3, "items": [{"name": "a"}, "b"], "none": None},
@@ -17,7 +17,7 @@ RESULT = {
 
 
 def fill(value: Any) -> Any:
-    return filled(value, lambda reference: found_in(RESULT, reference))
+    return fill_in(value, lambda reference: find_in(RESULT, reference))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_what_is_not_there_is_named_with_what_is() -> None:
         (("content", "x"), "is no object"),
     ):
         with pytest.raises(InvalidRequest, match=words):
-            found_in(RESULT, Reference("read", "output", path))
+            find_in(RESULT, Reference("read", "output", path))
 
 
 def test_arguments_nested_too_deep_are_refused() -> None:
@@ -96,7 +96,7 @@ def test_a_whole_reference_gives_back_just_what_was_there(output: dict[str, Any]
     for name, value in output.items():
         told = f"${{steps.s.output.{name}}}"
         assert list(references([told])) == [Reference("s", "output", (name,))]
-        assert filled(told, lambda reference: found_in({"output": output}, reference)) == value
+        assert fill_in(told, lambda reference: find_in({"output": output}, reference)) == value
 
 
 @pytest.mark.parametrize("bomb", ["${steps.read.output.content}" * 1000, ["${steps.read.output.content}"] * 1000])
@@ -108,5 +108,5 @@ def test_a_short_text_is_not_filled_with_gigabytes(bomb: Any) -> None:
         return "x" * 60_000
 
     with pytest.raises(InvalidRequest, match="characters in all"):
-        filled({"a": bomb}, look_up)
+        fill_in({"a": bomb}, look_up)
     assert len(looked) < 100

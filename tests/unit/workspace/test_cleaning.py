@@ -27,8 +27,8 @@ def made(data_dir: Path) -> Layout:
         folder.mkdir(parents=True)
         (folder / "file").write_bytes(b"x" * 10_000)
         os.utime(folder, (LONG_AGO, LONG_AGO))
-    layout.prepared("k").parent.mkdir()
-    layout.prepared("k").write_text(json.dumps(codec.dump(Prepared(BASE, "k", ()))), encoding="utf-8")
+    layout.prepared_file("k").parent.mkdir()
+    layout.prepared_file("k").write_text(json.dumps(codec.dump(Prepared(BASE, "k", ()))), encoding="utf-8")
     return layout
 
 
@@ -56,7 +56,7 @@ async def test_what_is_in_use_stays_and_the_rest_goes(tmp_path: Path) -> None:
     assert layout.tree("k").exists()
     assert await clean(tmp_path, list_kept(tmp_path), gone.append) == ()
     assert not layout.tree("k").exists()
-    assert not layout.prepared("k").exists()
+    assert not layout.prepared_file("k").exists()
     assert list_kept(tmp_path) == ()
 
 

@@ -7,7 +7,7 @@ import pytest
 from moothall.config import Sandbox, Workspace
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
-from moothall.workspace.limits import Limit, limit, said
+from moothall.workspace.limits import Limit, describe_limit, limit
 
 SETTINGS = Workspace(check_seconds=100, base_seconds=50, check_factor=5, check_floor_seconds=20, case_seconds=2)
 
@@ -56,5 +56,5 @@ def test_limits_follow_from_the_base(run: dict[str, object], expected: tuple[flo
 
 def test_a_limit_that_was_hit_is_named_with_its_setting() -> None:
     given = Limit(42, 2, "workspace.check_floor_seconds")
-    assert said("tests", "timeout", given, Sandbox()) == "tests hit the limit of 42 s (workspace.check_floor_seconds)"
-    assert "sandbox.memory_bytes = 2e+09" in said("tests", "memory", given, Sandbox())
+    assert describe_limit("tests", "timeout", given, Sandbox()) == "tests hit the limit of 42 s (workspace.check_floor_seconds)"
+    assert "sandbox.memory_bytes = 2e+09" in describe_limit("tests", "memory", given, Sandbox())

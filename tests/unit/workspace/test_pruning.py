@@ -19,7 +19,7 @@ LONG_AGO = time.time() - 30 * 86_400
 
 def prepared(layout: Layout, key: str, base: Base, *, used: float) -> None:
     """As preparation leaves it, last used then."""
-    record, tree, environment = layout.prepared(key), layout.tree(key), layout.environment(environment_key(base))
+    record, tree, environment = layout.prepared_file(key), layout.tree(key), layout.environment(environment_key(base))
     for folder in (record.parent, tree, environment, layout.data_dir / "locks"):
         folder.mkdir(parents=True, exist_ok=True)
     record.write_text(json.dumps(codec.dump(Prepared(base, key, ("a.txt",)))), encoding="utf-8")

@@ -25,7 +25,7 @@ class Acks:
     drops refusals on the floor (a full store looks like silence).
     """
 
-    _heard: dict[str, Callable[[Msg], None]] = field(default_factory=dict)
+    _hearers: dict[str, Callable[[Msg], None]] = field(default_factory=dict)
     _lost: set[asyncio.Future[None]] = field(default_factory=set)
     _number: int = 0
     _inbox: str = ""
@@ -40,16 +40,16 @@ class Acks:
         finally:
             await client.unhear(subscription)
 
-    def address(self, heard: Callable[[Msg], None]) -> tuple[str, str]:
-        """Return a new address for answers, and its token for `forget`. `heard` is called with each that comes."""
+    def address(self, hear: Callable[[Msg], None]) -> tuple[str, str]:
+        """Return a new address for answers, and its token for `forget`. `hear` is called with each that comes."""
         self._number += 1
         token = str(self._number)
-        self._heard[token] = heard
+        self._hearers[token] = hear
         return f"{self._inbox}.{token}", token
 
     def forget(self, token: str) -> None:
         """Hear no more at this address."""
-        self._heard.pop(token, None)
+        self._hearers.pop(token, None)
 
     async def ask(self, client: LeanClient, subject: str, data: bytes, *, last: Callable[[Msg], bool]) -> list[Msg]:
         """Send a request and return all answers, up to the one for which `last` is true. Raises the client's
@@ -58,12 +58,12 @@ class Acks:
         answers: list[Msg] = []
         with self._until_lost() as over:
 
-            def heard(message: Msg) -> None:
+            def hear(message: Msg) -> None:
                 answers.append(message)
                 if last(message) and not over.done():
                     over.set_result(None)
 
-            inbox, token = self.address(heard)
+            inbox, token = self.address(hear)
             try:
                 client.put(subject, data, reply=inbox)
                 await over
@@ -97,16 +97,16 @@ class Acks:
         finally:
             self._lost.discard(over)
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         """Fail what waits; whoever asked knows how to try again."""
         for over in self._lost:
             if not over.done():
                 over.set_exception(nats.errors.ConnectionReconnectingError())
 
     def _hear(self, message: Msg) -> None:
-        heard = self._heard.get(message.subject.rpartition(".")[2])
-        if heard is not None:
-            heard(message)
+        hear = self._hearers.get(message.subject.rpartition(".")[2])
+        if hear is not None:
+            hear(message)
 
 
 def seq_in(message: Msg) -> int:

@@ -44,9 +44,9 @@ class KvBucket:
 
     async def get(self, key: str) -> Mapping[str, Any] | None:
         """Return the document or None."""
-        return (await self.revised(key))[0]
+        return (await self.get_with_revision(key))[0]
 
-    async def revised(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
+    async def get_with_revision(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
         """Return the document and its revision; None and 0 where there is none."""
         subject = key_subject(self.spec, key)
         try:

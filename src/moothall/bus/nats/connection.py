@@ -103,7 +103,7 @@ async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) ->
 
     closing = False
 
-    async def lost() -> None:
+    async def connection_lost() -> None:
         on_lost()
         if not closing:
             log.warning("bus connection lost; trying again")
@@ -120,7 +120,7 @@ async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) ->
                     allow_reconnect=False,
                     name="moothall",
                     error_cb=on_error,
-                    disconnected_cb=lost,
+                    disconnected_cb=connection_lost,
                     reconnected_cb=on_back,
                     connect_timeout=int(PROBE_SECONDS),
                     reconnect_time_wait=0.2,  # type: ignore[arg-type]  # annotated int, only ever slept on

@@ -54,7 +54,7 @@ class JetStreamBus:
         documents = self.bucket(DOCUMENTS.name)
         self.put, self.get, self.keys, self.remove = documents.put, documents.get, documents.keys, documents.remove
         # What lies under the events, for who looks there: see `RawStore`.
-        self.raw, self.state, self.removed, self.purge = stored.raw, stored.state, stored.removed, stored.purge
+        self.raw, self.state, self.removed_seqs, self.purge = stored.raw, stored.state, stored.removed_seqs, stored.purge
         self.put_raw, self.delete_raw, self.subjects, self.drop = stored.put_raw, stored.delete_raw, stored.subjects, stored.drop
         self._batching = Batching(
             self._send_batch, self._packer, settings.batch_seconds, settings.ack_wait_seconds / 2, settings.in_flight
@@ -109,7 +109,7 @@ class JetStreamBus:
         """
         stream, subjects = registry.sources(topics)
         if self._at_once(subjects, going_on=after_seq > 0):
-            for raw in await self._stored.found(stream, subjects, after_seq):
+            for raw in await self._stored.read_now(stream, subjects, after_seq):
                 for recorded in await self._events_of(stream, raw):
                     yield recorded
             return
@@ -122,7 +122,7 @@ class JetStreamBus:
         """Return the first event of a topic, or None."""
         stream, subjects = registry.sources((topic,))
         if self._at_once(subjects, going_on=True):
-            for raw in await self._stored.found(stream, subjects, most=1):
+            for raw in await self._stored.read_now(stream, subjects, most=1):
                 for recorded in await self._events_of(stream, raw):
                     return recorded
         async with aclosing(self.replay((topic,))) as events:
@@ -208,7 +208,7 @@ class JetStreamBus:
         """Return a bucket of the registry. Raises `InvalidRequest` for another name."""
         return KvBucket(self._stored, self._packer, bucket_of(name))
 
-    async def known(self, channel: Channel) -> Sequence[str]:
+    async def list_ids(self, channel: Channel) -> Sequence[str]:
         """Return the ids of what a channel of the log tells of."""
         return [registry.about(one) for one in await self.subjects(registry.EVENTS.name, registry.subject(channel.all))]
 
@@ -241,12 +241,12 @@ async def open_bus(settings: Bus, url: str, *, secrets: Sequence[str] = (), alon
     acks = Acks()
     outboxes: list[Outbox] = []
 
-    def lost() -> None:
-        acks.lost()
+    def connection_lost() -> None:
+        acks.connection_lost()
         for outbox in outboxes:
-            outbox.lost()
+            outbox.connection_lost()
 
-    async with connection(settings, url, on_lost=lost) as client, acks.listening(client):
+    async with connection(settings, url, on_lost=connection_lost) as client, acks.listening(client):
         js = client.jetstream()
         await setup.ensure(js, settings, alone=alone)
         outbox = Outbox(client, acks, settings.publish_seconds, settings.in_flight)

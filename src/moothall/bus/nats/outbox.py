@@ -91,13 +91,13 @@ class Outbox:
         now = time.monotonic()
         answer = asyncio.get_running_loop().create_future()
         letter = _Letter(subject, data, dict(headers) or None, answer, now, now + self.seconds, now + ATTEMPT_SECONDS, to)
-        letter.inbox, token = self.acks.address(lambda message: self._heard(token, message))
+        letter.inbox, token = self.acks.address(lambda message: self._take_ack(token, message))
         self._letters[token] = letter
         if not self._away:
             self._write(letter)
         return answer
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         """The connection is gone: from now on writes wait, so that the order stays when it is back."""
         self._away = True
 
@@ -146,7 +146,7 @@ class Outbox:
         except (nats.errors.Error, OSError) as error:
             letter.why, letter.due = error, 0.0
 
-    def _heard(self, token: str, message: Msg) -> None:
+    def _take_ack(self, token: str, message: Msg) -> None:
         letter = self._letters.get(token)
         if letter is None:
             return

@@ -93,7 +93,7 @@ def _references(data: bytes) -> frozenset[str]:
         return frozenset()  # a dead letter need not be JSON
 
 
-async def commits_told(bus: JetStreamBus) -> frozenset[str]:
+async def told_commits(bus: JetStreamBus) -> frozenset[str]:
     """Return every commit that the log or a status document names."""
     found: set[str] = set()
     for stream in (EVENTS.name, bucket_stream(DOCUMENTS)):

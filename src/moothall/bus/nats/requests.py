@@ -114,13 +114,13 @@ async def messages(client: LeanClient, subject: str, *, acks: Acks | None = None
     """Yield what is sent until closed; beyond `most` that wait (0: any number), what comes is dropped. Raises `BusUnavailable` once the bus is closed."""
     arrived: asyncio.Queue[Msg] = asyncio.Queue(most)
 
-    def told(message: Msg) -> None:
+    def take(message: Msg) -> None:
         if arrived.full():
             log.warning("signal dropped: its listener is too slow", subject=message.subject)
         else:
             arrived.put_nowait(message)
 
-    async with hearing(client, subject, told, acks=acks):
+    async with hearing(client, subject, take, acks=acks):
         while True:
             try:
                 async with asyncio.timeout(_LOOK):

@@ -103,7 +103,7 @@ def _take(directory: Path) -> tuple[Path, str, int]:
 
 def _configure(settings: Bus, directory: Path, token: str, port: int) -> Path:
 
-    def quoted(text: str) -> str:
+    def quote(text: str) -> str:
         return json.dumps(text, ensure_ascii=False)  # the server's own escapes are fewer
 
     path = directory / "nats-server.conf"
@@ -111,16 +111,16 @@ def _configure(settings: Bus, directory: Path, token: str, port: int) -> Path:
         path,
         f"""# written at every start
 listen: "127.0.0.1:{port}"
-authorization {{ token: {quoted(token)} }}
+authorization {{ token: {quote(token)} }}
 max_payload: {MAX_PAYLOAD}
-log_file: {quoted(str(directory / "nats-server.log"))}
+log_file: {quote(str(directory / "nats-server.log"))}
 logfile_size_limit: {_MAX_LOG}
 logfile_max_num: 2
 jetstream {{
-  store_dir: {quoted(str(directory / "store"))}
+  store_dir: {quote(str(directory / "store"))}
   max_file_store: {settings.max_store_bytes}
   max_memory_store: 67108864
-  sync_interval: {quoted(settings.sync_interval)}
+  sync_interval: {quote(settings.sync_interval)}
 }}
 """,
     )

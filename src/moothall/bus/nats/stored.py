@@ -155,7 +155,7 @@ class Stored:
         info = await heed_cancel(self.js.consumer_info(stream, name))
         return not info.num_pending and info.delivered is not None and info.delivered.consumer_seq < expected
 
-    async def found(self, stream: str, subjects: Sequence[str], after_seq: int = 0, most: int = 0) -> list[Raw]:
+    async def read_now(self, stream: str, subjects: Sequence[str], after_seq: int = 0, most: int = 0) -> list[Raw]:
         """Return what is stored now under literal subjects of one length, or one pattern, in order; at most `most` where given.
 
         Asked of the stream itself, with no consumer to be made and dropped: right where one deliberation is read.
@@ -193,7 +193,7 @@ class Stored:
         state = (await self.patiently(f"describe {stream}", lambda: self.js.stream_info(stream))).state
         return StreamState(messages=state.messages, bytes=state.bytes, first_seq=state.first_seq, last_seq=state.last_seq)
 
-    async def removed(self, stream: str) -> frozenset[int]:
+    async def removed_seqs(self, stream: str) -> frozenset[int]:
         """Return the seqs that were removed on purpose from between others: nats-server knows them, and not those that it lost."""
         asked = b'{"deleted_details": true}'
         answer = await self.patiently(

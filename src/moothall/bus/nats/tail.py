@@ -56,7 +56,7 @@ class Tail:
     async def _read_stored(self, subject: str, after_seq: int) -> list[Raw]:
         if after_seq >= self._since:
             return [raw for raw in self._kept if raw.subject == subject and raw.seq > after_seq]
-        return await self.stored.found(self.stream, (subject,), after_seq)
+        return await self.stored.read_now(self.stream, (subject,), after_seq)
 
     async def follow(self, subject: str, after_seq: int) -> AsyncGenerator[Raw, None]:
         """Yield what is recorded under a literal subject, then what comes. Raises `BusUnavailable` once closed."""

@@ -14,13 +14,13 @@ from itertools import count
 from cachetools import LRUCache
 
 from moothall import telemetry
-from moothall.council.front.forking import forked
+from moothall.council.front.forking import fork_of
 from moothall.council.front.request import Defaults, digest_of, plan
 from moothall.council.front.roster import Roster
-from moothall.council.front.thread import conversation, decided, going_on, requested, told_of
+from moothall.council.front.thread import conversation, find_decision, find_request, go_on_from, thread_text
 from moothall.council.prompting.text import tokens
 from moothall.domain.briefing import BriefingRequest
-from moothall.domain.causes import requested_id
+from moothall.domain.causes import request_event_id
 from moothall.domain.chat import Writing
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Data, Event, EventType, Recorded
@@ -87,20 +87,20 @@ class Desk:
         key = key_of(check_id(request.task_id, "task_id"), who.tenant) if request.task_id else ""
         # Before a repository is fetched for it in vain. Without one the log itself says whether it is the first.
         looks = request.repository or self._defaults.repository or request.follows or request.fork
-        if key and looks and (known := await requested(self._bus, key)):
+        if key and looks and (known := await find_request(self._bus, key)):
             return await self._again(known, request_digest)
         if request.fork is not None:
             return await self._fork(request, request.fork, who, request_digest)
         before = await conversation(self._bus, request.follows, who) if request.follows else ()
         if before:
-            request = going_on(request, before[0])
+            request = go_on_from(request, before[0])
         role = read_role(request.role)
         try:
             council = self._councils.find(role, who.tenant) if self._councils else None
             deliberation = plan(request, who, self._defaults, self._clock(), council)
         except MoothallError:
             # What was right when it was asked for first stays so, whatever became of councils and limits since.
-            if key and (known := await requested(self._bus, key)):
+            if key and (known := await find_request(self._bus, key)):
                 return await self._again(known, request_digest)
             raise
         if deliberation.repository is not None:
@@ -110,19 +110,19 @@ class Desk:
                 repository=RepositoryRef(id=base.repository, url=deliberation.repository.url, ref=deliberation.repository.ref),
                 base_sha=base.sha,
             )
-        told = await self._told(request, deliberation, who)
+        told = await self._context_of(request, deliberation, who)
         if before:
             room = self._defaults.models.get(deliberation.model).context_tokens // _TALK_SHARE
-            told = "\n\n".join(filter(None, (told_of(before, room), told)))
+            told = "\n\n".join(filter(None, (thread_text(before, room), told)))
         return await self._record(replace(deliberation, context=told), request_digest)
 
     async def _fork(self, request: DeliberationRequest, fork: Fork, who: Principal, request_digest: str) -> Deliberation:
         """Record another run of a task, under an id of its own that tells which one it is a fork of."""
-        made = await forked(self._bus, fork, who, self._defaults, self._clock())
+        made = await fork_of(self._bus, fork, who, self._defaults, self._clock())
         for number in count(1):
             end = f"-f{number}"
             name = request.task_id or f"{fork.task_id[: _ID_CHARS - len(end)]}{end}"
-            if not request.task_id and await requested(self._bus, key_of(name, who.tenant)):
+            if not request.task_id and await find_request(self._bus, key_of(name, who.tenant)):
                 continue
             seed = seed_of(made.seed, name) if request.seed is None else request.seed
             try:
@@ -139,7 +139,7 @@ class Desk:
         try:
             seq = await self._bus.create(event)
         except AlreadyExists:
-            recorded = await requested(self._bus, deliberation.task_id)
+            recorded = await find_request(self._bus, deliberation.task_id)
             if recorded is None:
                 raise
             return await self._again(recorded, request_digest)
@@ -148,7 +148,7 @@ class Desk:
         telemetry.metrics.DELIBERATIONS_REQUESTED.add(deliberation.role, deliberation.protocol)
         return deliberation
 
-    async def _told(self, request: DeliberationRequest, deliberation: Deliberation, who: Principal) -> str:
+    async def _context_of(self, request: DeliberationRequest, deliberation: Deliberation, who: Principal) -> str:
         """Return what the council is told beside its task: what those before it decided, and what the graph knows of the story. One that
         brings words from elsewhere has those alone; a merge asks no model.
         """
@@ -218,7 +218,7 @@ class Desk:
         """Yield the deliberation's events in order, each once; end after its decision."""
         await self._visible(task_id, who)
         key = key_of(task_id, who.tenant)
-        ended = await decided(self._bus, key)
+        ended = await find_decision(self._bus, key)
         if ended is not None and not ended.comes_after(after_seq):
             return
         told: set[str] = set()  # two hosts at once record the same fact in different messages, and the bus does not notice
@@ -227,11 +227,11 @@ class Desk:
                 if recorded.event.id in told:
                     continue
                 told.add(recorded.event.id)
-                yield _told_to(who, recorded)
+                yield _as_of_tenant(who, recorded)
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
                     return
 
-    async def growing(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:
+    async def watch_text(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:
         """Yield what seats are writing until closed."""
         await self._visible(task_id, who)
         async with aclosing(self._bus.signals(Channel.GROWING.of(key_of(task_id, who.tenant)))) as signals:
@@ -246,7 +246,7 @@ class Desk:
         task, message = key_of(task_id, who.tenant), message.strip()
         if not message:
             raise InvalidRequest("the message is empty; say in a sentence what the seats should know")
-        if await decided(self._bus, task) is not None:
+        if await find_decision(self._bus, task) is not None:
             raise InvalidRequest(f"deliberation {task_id!r} has ended: nobody hears this any more")
         event = _words(task, message, who, digest(who.name, key), self._clock())
         said = {recorded.event.id: recorded.event async for recorded in self._bus.replay((Channel.WORDS.of(task),))}
@@ -260,7 +260,7 @@ class Desk:
         """Let it wait from the next turn on, or go on; return whether that changes anything."""
         await self._visible(task_id, who)
         task, kind = key_of(task_id, who.tenant), EventType.DELIBERATION_PAUSED if paused else EventType.DELIBERATION_RESUMED
-        if await decided(self._bus, task) is not None:
+        if await find_decision(self._bus, task) is not None:
             raise InvalidRequest(f"deliberation {task_id!r} has ended: it can neither wait nor go on")
         pauses = Pauses.of([recorded.event async for recorded in self._bus.replay((Channel.WORDS.of(task),))])
         if pauses.held is paused:
@@ -271,7 +271,7 @@ class Desk:
             task,
             {"task_id": task, "number": number, "by": who.name},
             ordinal=number,
-            causationid=requested_id(task),
+            causationid=request_event_id(task),
             tenant=who.tenant,
             time=self._clock().isoformat(),
         )
@@ -283,14 +283,14 @@ class Desk:
         """Stop it. Cancelling what has ended changes nothing and says how it ended."""
         await self._visible(task_id, who)
         key = key_of(task_id, who.tenant)
-        ended = await decided(self._bus, key)
+        ended = await find_decision(self._bus, key)
         if ended is not None:
             return load(Outcome, ended.event.data).status
         event = write(
             EventType.DELIBERATION_CANCELLED,
             key,
             {"task_id": key, "reason": reason[:1000], "by": who.name},
-            causationid=requested_id(key),
+            causationid=request_event_id(key),
             tenant=who.tenant,
             time=self._clock().isoformat(),
         )
@@ -300,7 +300,7 @@ class Desk:
 
     async def _visible(self, task_id: str, who: Principal) -> Recorded:
         check_id(task_id, "task_id")
-        asked = await requested(self._bus, key_of(task_id, who.tenant))
+        asked = await find_request(self._bus, key_of(task_id, who.tenant))
         if asked is None or asked.event.tenant != who.tenant:
             raise NotFound(f"no deliberation {task_id!r}")
         return asked
@@ -312,13 +312,13 @@ def _words(task: str, message: str, who: Principal, ordinal: str, now: datetime)
         task,
         {"task_id": task, "message": message, "by": who.name},
         ordinal=ordinal,
-        causationid=requested_id(task),
+        causationid=request_event_id(task),
         tenant=who.tenant,
         time=now.isoformat(),
     )
 
 
-def _told_to(who: Principal, recorded: Recorded) -> Recorded:
+def _as_of_tenant(who: Principal, recorded: Recorded) -> Recorded:
     """Return an event with the ids that its tenant knows."""
     event = recorded.event
     if event.subject == own_id(event.subject, who.tenant):

@@ -9,9 +9,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from moothall.council.front.request import Defaults
-from moothall.council.front.thread import requested
+from moothall.council.front.thread import find_request
 from moothall.domain.budget import Usage
-from moothall.domain.causes import steered_id
+from moothall.domain.causes import steering_event_id
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Data, Event, EventType
 from moothall.domain.identity import Principal
@@ -26,14 +26,14 @@ from moothall.telemetry.events import write_of
 from moothall.tools.spec import ToolSpec
 
 
-async def forked(log: Log, fork: Fork, who: Principal, defaults: Defaults, now: datetime) -> Deliberation:
+async def fork_of(log: Log, fork: Fork, who: Principal, defaults: Defaults, now: datetime) -> Deliberation:
     """Return another run of a task, with the id of that task still: its one seat begins with recorded turns. It is of no story: what a
     story's plan waits for is the run that it began itself.
 
     Raises `NotFound`, and `InvalidRequest` that says what there is.
     """
     key = key_of(check_id(fork.task_id, "the task to fork"), who.tenant)
-    asked = await requested(log, key)
+    asked = await find_request(log, key)
     if asked is None or asked.event.tenant != who.tenant:
         raise NotFound(f"no deliberation {fork.task_id!r} to fork")
     if len(fork.words) > defaults.limits.steer_chars:
@@ -42,7 +42,7 @@ async def forked(log: Log, fork: Fork, who: Principal, defaults: Defaults, now: 
         )
     source = load(Deliberation, asked.event.data)
     events = [recorded.event async for recorded in log.replay(deliberation_topics(key))]
-    begins = _beginning(source, events, fork, who, defaults.tools())
+    begins = _begin_from(source, events, fork, who, defaults.tools())
     seconds = source.constraints.timeout_seconds or source.budget.seconds or defaults.limits.deliberation_seconds
     return replace(
         source,
@@ -58,7 +58,7 @@ async def forked(log: Log, fork: Fork, who: Principal, defaults: Defaults, now: 
     )
 
 
-def _beginning(
+def _begin_from(
     source: Deliberation, events: Sequence[Event], fork: Fork, who: Principal, tools: Mapping[str, ToolSpec]
 ) -> Beginning:
     name = own_id(source.task_id, who.tenant)
@@ -125,7 +125,9 @@ async def take_over(bus: Bus, d: Deliberation, own: Sequence[Event]) -> Sequence
     known = {event.id for event in own}
     if not source and f"{d.task_id}/{begins.seat}/{begins.step}" not in {event.data.get("call_id") for event in own}:
         raise NotFound(f"the turns that it begins with are gone: {own_id(begins.task_id, d.tenant)} was removed")
-    facts = [write_of(d, kind, data, ordinal=ordinal, source="host") for kind, ordinal, data in _inherited(d, begins, source)]
+    facts = [
+        write_of(d, kind, data, ordinal=ordinal, source="host") for kind, ordinal, data in _facts_taken_over(d, begins, source)
+    ]
     fresh = [event for event in facts if event.id not in known]
     for event in fresh:
         await bus.publish(event)
@@ -141,7 +143,7 @@ def _turns(begins: Beginning, events: Sequence[Event]) -> Sequence[Event]:
     return list(turns.values())
 
 
-def _inherited(d: Deliberation, begins: Beginning, events: Sequence[Event]) -> Sequence[tuple[EventType, str, Data]]:
+def _facts_taken_over(d: Deliberation, begins: Beginning, events: Sequence[Event]) -> Sequence[tuple[EventType, str, Data]]:
     """Return as facts of the fork (type, ordinal, data): the words that its turns heard, then their answers, which cost nothing this time; that of the last
     turn stands last.
     """
@@ -156,7 +158,7 @@ def _inherited(d: Deliberation, begins: Beginning, events: Sequence[Event]) -> S
     ]
     for name, data in sorted(calls.items(), key=lambda call: call[0] == f"{own}{begins.step}"):
         call_id = f"{d.task_id}/{name.partition('/')[2]}"
-        told = {"told": [steered_id(d.task_id, str(one)) for one in data["told"]]} if data.get("told") else {}
+        told = {"told": [steering_event_id(d.task_id, str(one)) for one in data["told"]]} if data.get("told") else {}
         said = {key: value for key, value in data.items() if key != "task_id"}
         facts.append(
             (EventType.MODEL_CALLED, call_id, {**said, **told, "call_id": call_id, "usage": dump(Usage()), "inherited": True})

@@ -43,7 +43,7 @@ def _agents(request: DeliberationRequest, text: str) -> DeliberationRequest:
     return replace(request, num_agents=request.num_agents or _number("num_agents", text))
 
 
-def _seed(request: DeliberationRequest, text: str) -> DeliberationRequest:
+def _with_seed(request: DeliberationRequest, text: str) -> DeliberationRequest:
     return replace(request, seed=_number("seed", text) if request.seed is None else request.seed)
 
 
@@ -59,7 +59,7 @@ COUNCIL: Mapping[str, _Apply] = {
 }
 """What a council may set for all that it is asked."""
 
-REQUEST: Mapping[str, _Apply] = {**COUNCIL, "num_agents": _agents, "seed": _seed, "model_profile": _model}
+REQUEST: Mapping[str, _Apply] = {**COUNCIL, "num_agents": _agents, "seed": _with_seed, "model_profile": _model}
 """What one request may set."""
 
 
@@ -74,7 +74,7 @@ def check_protocol(name: str) -> ProtocolName:
     raise InvalidRequest(f"unknown protocol {name[:40]!r}; there are {', '.join(PROTOCOLS)}{hint}")
 
 
-def filled(request: DeliberationRequest, params: Mapping[str, str], known: Mapping[str, _Apply]) -> DeliberationRequest:
+def fill(request: DeliberationRequest, params: Mapping[str, str], known: Mapping[str, _Apply]) -> DeliberationRequest:
     """Return the request with what `params` say in place of its zeros. Raises `InvalidRequest` naming what is wrong."""
     for name, text in sorted(params.items()):
         apply = known.get(name)

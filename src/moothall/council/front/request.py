@@ -56,7 +56,7 @@ def plan(
     limits = defaults.limits
     role = read_role(request.role)
     if council is not None:
-        request = params.filled(request, council.config.params, params.COUNCIL)
+        request = params.fill(request, council.config.params, params.COUNCIL)
     description = request.description.strip()
     if not description:
         raise InvalidRequest("the task is empty; say in a sentence what should be done")

@@ -85,16 +85,16 @@ class Roster:
         count = num_agents or DEFAULT_SEATS
         if not 1 <= count <= self._limits.agents:
             raise InvalidRequest(f"num_agents is {num_agents}; a council has 1 to {self._limits.agents} agents (limits.agents)")
-        config = self._checked(config)
+        config = self._check(config)
         council = Council(role, tuple(Agent(seat_id(role, number)) for number in range(1, count + 1)), config)
         data = {"role": role, "agents": [dump(agent) for agent in council.agents], "config": dump(config)}
-        return await self._changed(EventType.COUNCIL_CREATED, data, who)
+        return await self._change(EventType.COUNCIL_CREATED, data, who)
 
     async def delete(self, role: str, who: Principal) -> Council:
         """Close a role: its council ends, and requests are refused until another is made. Returns what it was."""
         role = read_role(role)
         council = await self._present(role, who)
-        await self._changed(EventType.COUNCIL_DELETED, {"role": role}, who)
+        await self._change(EventType.COUNCIL_DELETED, {"role": role}, who)
         return council
 
     async def register(self, role: str, agent: Agent, who: Principal) -> Council:
@@ -104,7 +104,7 @@ class Roster:
         council = await self._present(role, who)
         if council.agent(agent.id) is None and len(council.agents) >= self._limits.agents:
             raise InvalidRequest(f"the {role} council has {len(council.agents)} agents, and no more fit in (limits.agents)")
-        return await self._changed(EventType.AGENT_REGISTERED, {"role": role, "agent": dump(agent)}, who)
+        return await self._change(EventType.AGENT_REGISTERED, {"role": role, "agent": dump(agent)}, who)
 
     async def unregister(self, role: str, agent_id: str, who: Principal) -> Council:
         """Take an agent out. Raises `NotFound` where it doesn't sit."""
@@ -114,7 +114,7 @@ class Roster:
         if council.agent(agent_id) is None:
             sitting = ", ".join(agent.id for agent in council.agents) or "nobody"
             raise NotFound(f"no agent {agent_id!r} in the {role} council; there sit {sitting}")
-        return await self._changed(EventType.AGENT_UNREGISTERED, {"role": role, "agent_id": agent_id}, who)
+        return await self._change(EventType.AGENT_UNREGISTERED, {"role": role, "agent_id": agent_id}, who)
 
     async def _present(self, role: str, who: Principal) -> Council:
         await self.refresh()
@@ -123,7 +123,7 @@ class Roster:
             raise NotFound(f"no council was made for {role}; make one with CreateCouncil")
         return council
 
-    async def _changed(self, kind: EventType, data: Mapping[str, Any], who: Principal) -> Council:
+    async def _change(self, kind: EventType, data: Mapping[str, Any], who: Principal) -> Council:
         """Publish a change unless it would be none, read it back, and return the council after it.
 
         The id depends on where the log was: the same change made twice at once is one event, made again later another.
@@ -137,16 +137,16 @@ class Roster:
         if after != known:
             seq = await self._bus.publish(event)
             await self.refresh()
-            await self._settled(event, seq)
+            await self._check_order(event, seq)
         return self._tenants.get(who.tenant, {}).get(role) or Council(role)
 
-    async def _settled(self, event: Event, seq: int) -> None:
+    async def _check_order(self, event: Event, seq: int) -> None:
         """Raise what the order of the log made of our change, where another came before it."""
         councils: Councils = {}
         async for recorded in self._bus.replay((Channel.COUNCILS.of(event.tenant),)):
             if recorded.seq >= seq:
                 break
-            councils = _folded(councils, recorded)
+            councils = _fold(councils, recorded)
         fold(councils, event)
 
     def _take(self, recorded: Recorded) -> None:
@@ -154,16 +154,16 @@ class Roster:
             return
         self._seq = recorded.seq
         tenant = recorded.event.tenant
-        self._tenants[tenant] = _folded(self._tenants.get(tenant, {}), recorded)
+        self._tenants[tenant] = _fold(self._tenants.get(tenant, {}), recorded)
 
-    def _checked(self, config: CouncilConfig) -> CouncilConfig:
+    def _check(self, config: CouncilConfig) -> CouncilConfig:
         if not 0 <= config.rounds <= self._limits.rounds:
             raise InvalidRequest(f"deliberation_rounds is {config.rounds}; allowed are 0 to {self._limits.rounds} here")
         self._models.choose(config.model_profile)
         if config.agent_type.lower() not in AGENT_TYPES:
             there = ", ".join(repr(kind) for kind in AGENT_TYPES)
             raise InvalidRequest(f"unknown agent_type {config.agent_type[:40]!r}; agents are {there}, which mean the same here")
-        tried = params.filled(DeliberationRequest("x", "dev"), config.params, params.COUNCIL)
+        tried = params.fill(DeliberationRequest("x", "dev"), config.params, params.COUNCIL)
         limits = self._limits
         if tried.constraints.max_iterations > limits.turns or tried.constraints.timeout_seconds > limits.deliberation_seconds:
             raise InvalidRequest(
@@ -235,7 +235,7 @@ def check_endpoint(endpoint: str) -> str:
     return endpoint
 
 
-def _folded(councils: Councils, recorded: Recorded) -> Councils:
+def _fold(councils: Councils, recorded: Recorded) -> Councils:
     """Fold what takes effect; what came too late, or is malformed, changes nothing."""
     try:
         return fold(councils, recorded.event)

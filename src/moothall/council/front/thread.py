@@ -37,7 +37,7 @@ class EndedTask:
         return RepositoryRef(id=self.d.repository.id, ref=self.outcome.commit_sha or self.d.base_sha or "")
 
 
-async def requested(log: Log, key: str) -> Recorded | None:
+async def find_request(log: Log, key: str) -> Recorded | None:
     """Return the request of a deliberation."""
     first = await log.first(Channel.RESULTS.of(key))
     if first is None or first.event.type is EventType.DELIBERATION_REQUESTED:
@@ -48,7 +48,7 @@ async def requested(log: Log, key: str) -> Recorded | None:
     return None
 
 
-async def decided(log: Log, key: str) -> Recorded | None:
+async def find_decision(log: Log, key: str) -> Recorded | None:
     """Return the decision of a deliberation."""
     async for recorded in log.replay((Channel.RESPONSES.of(key),)):
         if recorded.event.type == EventType.DELIBERATION_DECIDED:
@@ -61,8 +61,8 @@ async def conversation(log: Log, follows: str, who: Principal) -> Sequence[Ended
     found: list[EndedTask] = []
     key = key_of(check_id(follows, "follows"), who.tenant)
     while key and len(found) < _LONGEST:
-        asked = await requested(log, key)
-        end = await decided(log, key) if asked is not None and asked.event.tenant == who.tenant else None
+        asked = await find_request(log, key)
+        end = await find_decision(log, key) if asked is not None and asked.event.tenant == who.tenant else None
         if asked is not None and end is not None:
             found.append(EndedTask(load(Deliberation, asked.event.data), load(Outcome, end.event.data)))
         elif found:
@@ -77,14 +77,14 @@ async def conversation(log: Log, follows: str, who: Principal) -> Sequence[Ended
     return found
 
 
-def going_on(request: DeliberationRequest, before: EndedTask) -> DeliberationRequest:
+def go_on_from(request: DeliberationRequest, before: EndedTask) -> DeliberationRequest:
     """Return a request that begins where the one before it ended, unless it says itself where."""
     if request.repository is not None or request.about_text:
         return request
     return replace(request, repository=before.files, about_text=before.files is None)
 
 
-def told_of(before: Sequence[EndedTask], budget: int) -> str:
+def thread_text(before: Sequence[EndedTask], budget: int) -> str:
     """Return questions and answers, oldest first, within about `budget` tokens: the older are condensed, the oldest left out."""
     said = [Exchange(fence("asked", one.d.description), fence("answered", _answer(one)), _brief(one)) for one in reversed(before)]
     return "\n\n".join(message.content for message in window((), said, budget))

@@ -13,7 +13,7 @@ from moothall.ranking.inputs import Input, calls_of, changed_functions, inputs
 from moothall.ranking.rust_inputs import changed_rust_functions, rust_inputs
 from moothall.ranking.script_classes import changed_script_classes, script_steps
 from moothall.ranking.script_inputs import ENDINGS, changed_script_functions, script_inputs
-from moothall.ranking.scripts import scripts, shown_in
+from moothall.ranking.scripts import find_dialogues, scripts
 
 LANGUAGES: Mapping[str, tuple[str, ...]] = {PYTHON: (".py",), NODE: ENDINGS, GO: (".go",), RUST: (".rs",)}
 """By what runs the calls, how the files of a language end."""
@@ -24,7 +24,7 @@ def language(path: str) -> str:
     return next((code for code, endings in LANGUAGES.items() if path.endswith(endings)), "")
 
 
-def changed(path: str, base: str, texts: Sequence[str]) -> tuple[str, ...]:
+def changed_names(path: str, base: str, texts: Sequence[str]) -> tuple[str, ...]:
     """Return the names of what differs among the texts of a file and could be called."""
     code = language(path)
     if code == PYTHON:
@@ -56,5 +56,5 @@ def _of_python(name: str, base: str, text: str, tests: Sequence[str], *, most: i
     examples = dict(examples_of(base, name))
     said = {one.arguments: want for call, want in examples.items() for one in inputs(name, [call], "", 1)}
     shown = (call for test in tests for call in calls_of(test, name))
-    made = scripts(name, [*tests, *shown_in(base)], text, most) or inputs(name, [*examples, *shown], text, most)
+    made = scripts(name, [*tests, *find_dialogues(base)], text, most) or inputs(name, [*examples, *shown], text, most)
     return {item: said.get(item.arguments, "") for item in made}

@@ -22,10 +22,10 @@ from moothall.guard.alerts import Alert, alert_event
 from moothall.inside.checks import INSTEAD, hidden_tests
 from moothall.ranking.authors import containers
 from moothall.ranking.equals import says_what_is_equal
-from moothall.ranking.gates import named
+from moothall.ranking.gates import name_cases
 from moothall.ranking.patched import file_diffs
 from moothall.ranking.rewrite import FORMS, KINDS, CasePlace, Form, Kind, places, rewrite
-from moothall.ranking.rewrite_shown import shown as shown_as
+from moothall.ranking.rewrite_shown import rewrite_shown as shown_as
 from moothall.ranking.rust_tests import with_tests_of
 from moothall.telemetry import get_logger, metrics
 
@@ -111,7 +111,7 @@ class CounterProof:
         for proof in proofs:
             chosen = sorted(proof.cases, key=lambda case: digest(seed, case))[: self.limits.counter_cases]
             try:
-                found = await self._judged(proposal, replace(proof, cases=chosen), seed)
+                found = await self._judge(proposal, replace(proof, cases=chosen), seed)
             except WorkspaceFailed as error:
                 found = Verdict.ERRORED, f"the counter-proof could not be made: {error.message}", ()
             if found[0] in {Verdict.PASSED, Verdict.FAILED}:
@@ -146,11 +146,11 @@ class CounterProof:
         log.warning("a candidate's verdict is forged", task=d.task_id, candidate=proposal.candidate, reason=why)
         await self.facts.log.post(alert_event(alert, d.tenant, self.facts.source))
 
-    async def _judged(self, proposal: Proposal, proof: Proving, seed: str) -> tuple[Verdict, str, Sequence[str]]:
+    async def _judge(self, proposal: Proposal, proof: Proving, seed: str) -> tuple[Verdict, str, Sequence[str]]:
         diff, cases = proposal.diff, proof.cases
-        texts = await self._changed(self.runs.exact(diff), proposal.own_tests)
+        texts = await self._changed_texts(self.runs.exact(diff), proposal.own_tests)
         brought = {part.path: part for part in file_diffs(self.runs.exact(proof.extra)) if part.path in proof.tests}
-        texts |= {path: part.applied("" if part.new else await self._read(path)) for path, part in brought.items()}
+        texts |= {path: part.apply("" if part.new else await self._read(path)) for path, part in brought.items()}
         files = (*self.runs.prepared.files, *(path for path in brought if path not in self.runs.prepared.files))
         kinds = {kind: await self._rewritten(cases, kind, seed, texts, files) for kind in KINDS}
         kinds = {kind: made for kind, made in kinds.items() if made.files}
@@ -169,12 +169,12 @@ class CounterProof:
             tasks = {kind: group.create_task(run(kind, made)) for kind, made in kinds.items()}
         found = {kind: task.result() for kind, task in tasks.items()}
         rewriting = partial(self._rewritten, seed=seed, changed=texts, within=files)
-        if wrong := await self._unfollowed(run, kinds, found, rewriting, own=bool(own)):
+        if wrong := await self._find_against(run, kinds, found, rewriting, own=bool(own)):
             return wrong
         if own and (left := await self._unsure(cases, rewriting, files)):
-            why = f"the patch says itself what is equal ({own}), and no expectation of these could be changed: {named(left)}"
+            why = f"the patch says itself what is equal ({own}), and no expectation of these could be changed: {name_cases(left)}"
             return Verdict.ERRORED, why, ()
-        return self._followed(kinds, len(cases))
+        return self._count_followed(kinds, len(cases))
 
     async def _unsure(self, cases: Sequence[str], rewriting: _Rewriting, files: Sequence[str]) -> list[str]:
         """Return the cases of which no expectation can be another one: nothing but what the patch says itself may be what they hold by."""
@@ -182,7 +182,7 @@ class CounterProof:
         changed = {case for some in sure.cases.values() for case in some}
         return [case for case in cases if changed.isdisjoint({case, *(place.case for place in places(case, files))})]
 
-    async def _unfollowed(
+    async def _find_against(
         self,
         run: _Run,
         kinds: Mapping[Kind, Rewritten],
@@ -194,23 +194,31 @@ class CounterProof:
         """Return what speaks against a candidate, None where its verdicts follow the tests. `own`: its patch says itself what is equal."""
         for kind, made in kinds.items():
             if kind == "neutral":
-                red, lost = await self._red(run, made, found[kind])
+                red, lost = await self._sort_red(run, made, found[kind])
                 if red and await self._reads(run, made, red, rewriting):
-                    return Verdict.ERRORED, f"what is run reads the files of its tests, and does as these say: {named(red)}", ()
+                    return (
+                        Verdict.ERRORED,
+                        f"what is run reads the files of its tests, and does as these say: {name_cases(red)}",
+                        (),
+                    )
                 wrong = [case for case in red if any(place.path.endswith(".py") for place in places(case, tuple(made.files)))]
                 if (red or lost) and not wrong:  # elsewhere words are put in by pattern, and may not fit what is around them
-                    return Verdict.ERRORED, f"in other words that mean the same, it could not be run: {named([*red, *lost])}", ()
+                    return (
+                        Verdict.ERRORED,
+                        f"in other words that mean the same, it could not be run: {name_cases([*red, *lost])}",
+                        (),
+                    )
             else:
                 wrong = [case for case, result in _results(made, found[kind]) if result == "passed"]
             if wrong and kind == "expect":
-                wrong, lenient = await self._forged(run, made, wrong, rewriting, own=own)
+                wrong, lenient = await self._sort_forged(run, made, wrong, rewriting, own=own)
                 if lenient and not wrong:
-                    return Verdict.ERRORED, f"what a test expects may be equal to more than that: {named(lenient)}", ()
+                    return Verdict.ERRORED, f"what a test expects may be equal to more than that: {name_cases(lenient)}", ()
             if wrong:
-                return Verdict.FAILED, f"the verdict does not follow the tests: {named(wrong)} {_SAID[kind]}", wrong
+                return Verdict.FAILED, f"the verdict does not follow the tests: {name_cases(wrong)} {_SAID[kind]}", wrong
         return None
 
-    def _followed(self, kinds: Mapping[Kind, Rewritten], of: int) -> tuple[Verdict, str, Sequence[str]]:
+    def _count_followed(self, kinds: Mapping[Kind, Rewritten], of: int) -> tuple[Verdict, str, Sequence[str]]:
         """Say how many of the tests that prove a candidate decided something."""
         counts = {kind: sum(map(len, made.cases.values())) for kind, made in kinds.items()}
         left = f"; of {of - counts['end']} no ending could be changed" if counts.get("end", 0) < of else ""
@@ -225,7 +233,7 @@ class CounterProof:
         ends = f"{turn} {'turns' if turn == 1 else 'turn'} red with another end"
         return Verdict.PASSED, f"{words} and {ends}; {values}{left}", ()
 
-    async def _red(self, run: _Run, made: Rewritten, runs: Mapping[str, CheckRun]) -> tuple[list[str], list[str]]:
+    async def _sort_red(self, run: _Run, made: Rewritten, runs: Mapping[str, CheckRun]) -> tuple[list[str], list[str]]:
         """Return the cases that are red in other words that mean the same, and those that were not told of.
 
         Both twice, and only where they are green as they are written: what fails by itself, or without others, tells nothing.
@@ -237,7 +245,7 @@ class CounterProof:
         wrong = [case for case, result in again.items() if result != "passed" and control[case] == "passed"]
         return [case for case in wrong if again[case]], [case for case in wrong if not again[case]]
 
-    async def _forged(
+    async def _sort_forged(
         self,
         run: _Run,
         made: Rewritten,
@@ -266,7 +274,7 @@ class CounterProof:
         found = dict(_results(still, await run("still", replace(made, files={**made.files, **still.files}, cases=still.cases))))
         return all(found.get(case, "passed") != "passed" for case in wrong)
 
-    async def _changed(self, diff: str, own_tests: Iterable[str]) -> dict[str, str]:
+    async def _changed_texts(self, diff: str, own_tests: Iterable[str]) -> dict[str, str]:
         """The texts of changed files that hold tests of the base beside code, as they are after the change."""
         found: dict[str, str] = {}
         for part in file_diffs(diff):
@@ -277,7 +285,7 @@ class CounterProof:
                 and part.path in self.runs.prepared.files
             ):
                 text = await self._read(part.path)
-                found[part.path] = with_tests_of(part.applied(text), text)
+                found[part.path] = with_tests_of(part.apply(text), text)
         return found
 
     async def _read(self, path: str) -> str:

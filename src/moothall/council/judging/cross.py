@@ -38,7 +38,7 @@ class CrossTests:
             for author in latest.values()
             if item.seat != author.seat and item.diff != author.diff
         ]
-        accepted = await self._red_on_base({author.seat: author for _, author in pairs})
+        accepted = await self._seats_red_on_base({author.seat: author for _, author in pairs})
         pairs = [(item, author) for item, author in pairs if author.seat in accepted]
         async with asyncio.TaskGroup() as group:
             for diff, author in {(item.diff, author) for item, author in pairs}:
@@ -50,7 +50,7 @@ class CrossTests:
             votes[item.candidate] = (*votes.get(item.candidate, ()), CrossRun(author.seat, run.verdict is Verdict.PASSED))
         return votes
 
-    async def _red_on_base(self, authors: Mapping[str, Proposal]) -> set[str]:
+    async def _seats_red_on_base(self, authors: Mapping[str, Proposal]) -> set[str]:
         """Return the seats whose tests ran on the base and were red there; a run that came to nothing accepts nothing."""
         async with asyncio.TaskGroup() as group:
             tasks = {seat: group.create_task(self.tests("", author)) for seat, author in authors.items()}

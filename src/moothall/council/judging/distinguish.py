@@ -18,7 +18,7 @@ from typing import TypeGuard
 
 from moothall.config import Limits
 from moothall.council.facts import Facts
-from moothall.council.judging.calls import LANGUAGES, calls, changed, language
+from moothall.council.judging.calls import LANGUAGES, calls, changed_names, language
 from moothall.council.judging.runs import TEXT_LIMIT, FreshRuns
 from moothall.council.prompting.context import is_test
 from moothall.domain.evidence import INPUTS, Evidence, Verdict
@@ -124,14 +124,14 @@ class DistinguishingInputs:
 
     async def functions(self, proposals: Sequence[Proposal]) -> tuple[str, ...]:
         """Return the names of what the candidates make differently and what could be run."""
-        return tuple(dict.fromkeys([name for *_, names in await self._changed(proposals) for name in names]))
+        return tuple(dict.fromkeys([name for *_, names in await self._changed_files(proposals) for name in names]))
 
     async def compare(self, proposals: Sequence[Proposal], written: Sequence[str] = ()) -> Mapping[str, Evidence]:
         """Return by candidate what it did, published; {} where there is nothing to run, nothing that could be, or nothing that tells
         them apart. `written`: code that calls what they changed, which is read as tests are, and first.
         """
         diffs = {item.diff: item for item in proposals}
-        asked = await self._asked(tuple(diffs.values()), written) if self.limits.inputs and len(diffs) > 1 else ()
+        asked = await self._what_to_call(tuple(diffs.values()), written) if self.limits.inputs and len(diffs) > 1 else ()
         if not asked:
             return {}
         begun = datetime.now(UTC)
@@ -152,7 +152,7 @@ class DistinguishingInputs:
             await self.facts.show(item, evidence[item.candidate])
         return evidence
 
-    async def _changed(self, proposals: Sequence[Proposal]) -> list[tuple[str, str, list[str], tuple[str, ...]]]:
+    async def _changed_files(self, proposals: Sequence[Proposal]) -> list[tuple[str, str, list[str], tuple[str, ...]]]:
         """Return of changed files the path, the text on the base and with each candidate, and the names of what differs."""
         patches = [
             {part.path: part for part in file_diffs(self.runs.exact(item.diff)) if language(part.path) and not is_test(part.path)}
@@ -161,14 +161,14 @@ class DistinguishingInputs:
         found = []
         for path in sorted({path for parts in patches for path in parts})[:_FILES]:
             base = await self._text(path)
-            texts = [parts[path].applied(base) if path in parts else base for parts in patches]
-            found.append((path, base, texts, changed(path, base, texts)[:_FUNCTIONS]))
+            texts = [parts[path].apply(base) if path in parts else base for parts in patches]
+            found.append((path, base, texts, changed_names(path, base, texts)[:_FUNCTIONS]))
         return found
 
-    async def _asked(self, proposals: Sequence[Proposal], written: Sequence[str]) -> tuple[Asked, ...]:
+    async def _what_to_call(self, proposals: Sequence[Proposal], written: Sequence[str]) -> tuple[Asked, ...]:
         """Return what to call: functions that the candidates make differently, on inputs from docstrings, tests and variants."""
         found: list[Asked] = []
-        for path, base, texts, names in await self._changed(proposals):
+        for path, base, texts, names in await self._changed_files(proposals):
             for name in names:
                 sources = [*written, *await self._tests(name, path)]
                 made = calls(path, name, base, texts, sources, most=self.limits.inputs)

@@ -26,15 +26,15 @@ from moothall.errors import NotFound
 from moothall.inside.cases import WRITTEN
 from moothall.inside.checks import runs_python_tests
 from moothall.ranking import assess, changed_files, passes_gates, rivals
-from moothall.ranking.assess import differing, told_once
-from moothall.ranking.data import data_files, named_by_tests
+from moothall.ranking.assess import differing_cases, unmatched_cases
+from moothall.ranking.data import data_files, find_mentions
 from moothall.ranking.documented import altered_examples
 from moothall.ranking.gates import counts
 from moothall.ranking.helpers import altered_helpers
 from moothall.ranking.joined import joined_secrets
 from moothall.ranking.normal import changed_code, changes_nothing, normal_change, same_change
 from moothall.ranking.reach import reaches
-from moothall.ranking.shadows import new_modules, shadowing
+from moothall.ranking.shadows import find_shadows, new_modules
 
 _OUTPUT = 8000
 _TESTS = 500  # files of tests that are read for what they import or name
@@ -111,16 +111,16 @@ class Bench:
             await self._runs.run(every, "check", key[:12], diff=proposal.diff) if proposal.diff.strip() else Ran({}, refused=True)
         )
         runs, applies = ran.runs, not ran.refused
-        found = self._compared(proposal, runs, self._prepared.flaky, applies=applies)
-        if gone := _gone(found, runs, self._prepared):
-            found = self._compared(proposal, runs, (*self._prepared.flaky, *await self._unsteady(gone)), applies=applies)
-        if flaky := await self._differing(proposal.diff, runs, _doubtful(found, runs, self._prepared)):
+        found = self._compare(proposal, runs, self._prepared.flaky, applies=applies)
+        if gone := _missing_checks(found, runs, self._prepared):
+            found = self._compare(proposal, runs, (*self._prepared.flaky, *await self._unsteady(gone)), applies=applies)
+        if flaky := await self._find_flaky(proposal.diff, runs, _doubtful(found, runs, self._prepared)):
             known = (*self._prepared.flaky, *await self._unsteady(gone))
-            found = self._compared(proposal, runs, (*known, *sorted(flaky)), applies=applies)
+            found = self._compare(proposal, runs, (*known, *sorted(flaky)), applies=applies)
         if own := await self._own_tests(proposal, runs):
             runs = own
             flaky_now = sorted({case for item in found.evidence for case in item.flaky} | {*self._prepared.flaky})
-            found = self._compared(proposal, runs, flaky_now, applies=applies)
+            found = self._compare(proposal, runs, flaky_now, applies=applies)
         if found.proven and self._limits.apart_seconds:
             stronger = await agreement(self._runs, proposal.diff, found.fixed, runs, self._limits.apart_seconds)
             found = replace(found, evidence=(*found.evidence, *stronger))
@@ -130,21 +130,23 @@ class Bench:
         self._details[key] = {case: said for run in runs.values() for case, said in run.details.items() if case in broken}
         return found
 
-    async def _differing(self, diff: str, first: Mapping[str, CheckRun], doubtful: Mapping[str, tuple[str, ...]]) -> set[str]:
+    async def _find_flaky(self, diff: str, first: Mapping[str, CheckRun], doubtful: Mapping[str, tuple[str, ...]]) -> set[str]:
         """Return what is no evidence: the cases that differ when they are run once more on the same tree.
 
         They are run alone. What differs then, but each time in the same way, depends on what runs before it, and is steady.
         """
 
-        async def told(checks: Mapping[str, tuple[str, ...]], name: str) -> set[str]:
+        async def run_again(checks: Mapping[str, tuple[str, ...]], name: str) -> set[str]:
             ran = await self._runs.run(checks, "check", digest(diff)[:12], name, diff=diff)
-            return {case for check in checks for case in (differing(first[check], ran.runs[check]) if check in ran.runs else ())}
+            return {
+                case for check in checks for case in (differing_cases(first[check], ran.runs[check]) if check in ran.runs else ())
+            }
 
-        alone = await told(doubtful, "2") if doubtful else set[str]()
+        alone = await run_again(doubtful, "2") if doubtful else set[str]()
         some = {check: cases for check, cases in doubtful.items() if alone.intersection(cases)}
         if not some:
             return alone
-        return alone ^ await told(some, "3") | await told(dict.fromkeys(some, ()), "4")
+        return alone ^ await run_again(some, "3") | await run_again(dict.fromkeys(some, ()), "4")
 
     async def _read(self, proposal: Proposal, found: Assessment, written: Iterable[str]) -> Assessment:
         """Add what the diff itself says: the lines that reach for what judges it, and what it makes of the code. `written`: data of tests
@@ -179,12 +181,12 @@ class Bench:
         if not modules:
             return ()
         cases = {case for run in base.runs.values() for case, result in run.cases.items() if result in {"passed", "failed"}}
-        return shadowing(modules, await self._tests(".py"), cases)
+        return find_shadows(modules, await self._tests(".py"), cases)
 
     async def _data(self, diff: str, own_tests: Sequence[str]) -> Sequence[str]:
         """Return the changed files without code that tests name."""
         paths = data_files(diff, own_tests)
-        return named_by_tests(paths, await self._tests("")) if paths else ()
+        return find_mentions(paths, await self._tests("")) if paths else ()
 
     async def _tests(self, ending: str) -> dict[str, str]:
         """Return the texts of the base's test files."""
@@ -234,10 +236,10 @@ class Bench:
             for check in gone:
                 if check not in self._untold:
                     again = (await self._runs.run({check: ()}, "base", check, judged=False)).runs
-                    self._untold[check] = told_once(self._prepared.runs[check], again[check]) if check in again else set()
+                    self._untold[check] = unmatched_cases(self._prepared.runs[check], again[check]) if check in again else set()
         return sorted(case for check in gone for case in self._untold[check])
 
-    def _compared(self, proposal: Proposal, runs: Mapping[str, CheckRun], flaky: Sequence[str], *, applies: bool) -> Assessment:
+    def _compare(self, proposal: Proposal, runs: Mapping[str, CheckRun], flaky: Sequence[str], *, applies: bool) -> Assessment:
         base = self._prepared
         return assess(
             base.runs,
@@ -279,7 +281,7 @@ class Bench:
         votes = await self._cross.run(authors, passing)
         return tuple(replace(item, cross=votes.get(item.proposal.candidate, ())) for item in judged)
 
-    async def undecided(self, judged: Sequence[Judged]) -> tuple[tuple[Proposal, ...], tuple[str, ...]]:
+    async def find_undecided(self, judged: Sequence[Judged]) -> tuple[tuple[Proposal, ...], tuple[str, ...]]:
         """Return those that lead where neither tests nor inputs tell them apart, one of each answer, and what they make differently."""
         first = rivals([item.candidate for item in judged])
         if not first or any(item.inputs for item in first):
@@ -293,7 +295,7 @@ class Bench:
         return tuple(replace(item, inputs=found.get(item.proposal.candidate, item.inputs)) for item in judged)
 
 
-def _gone(found: Assessment, runs: Mapping[str, CheckRun], base: Prepared) -> tuple[str, ...]:
+def _missing_checks(found: Assessment, runs: Mapping[str, CheckRun], base: Prepared) -> tuple[str, ...]:
     """Required checks that ran to their end, and do not tell of cases that were green on the base."""
     lost = set(found.regressions)
     return tuple(

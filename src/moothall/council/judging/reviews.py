@@ -19,12 +19,11 @@ from moothall.council.prompting.reply import (
     review_schema,
 )
 from moothall.council.prompting.text import CHARS_PER_TOKEN, clip, readable_diff
-from moothall.domain.chat import ChatRequest, Message
+from moothall.domain.chat import Message
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.ids import digest, seed_of
 from moothall.domain.proposal import Proposal, Review
-from moothall.errors import BusUnavailable, MoothallError
 
 REVIEWS_A_SEAT = 3
 
@@ -135,23 +134,19 @@ async def _one_review(council: Council, reviewer: str, answer: Answer, step: str
         role=council.d.reviewer,
     )
     for attempt in range(1, _TRIES + 1):
-        request = ChatRequest(
-            call_id=f"{council.d.task_id}/{step}.{attempt}",
-            messages=messages,
-            max_tokens=min(_TOKENS, llm.max_tokens),
-            deadline=council.until,
-            schema=review_schema(len(wanted)) if council.mode == "json" else None,
+        reply = await council.ask(
+            f"{step}.{attempt}",
+            messages,
+            review_schema(len(wanted)),
+            min(_TOKENS, llm.max_tokens),
             temperature=0.0 if "/verify/" in step else council.warmth(reviewer),
             seed=seed_of(council.d.seed, step, attempt),
             scored=True,
         )
-        try:
-            reply = await council.model.ask(request)
-            read = read_review(reply, len(wanted))
-        except BusUnavailable:
-            raise
-        except MoothallError:
+        if reply is None:
             return []
+        try:
+            read = read_review(reply, len(wanted))
         except MalformedReplyError as error:
             messages = (*messages, Message("assistant", reply.text), Message("user", f"That is no review: {error}"))
             continue
@@ -176,23 +171,18 @@ async def write_inputs(council: Council) -> tuple[str, ...]:
     wanted, left = council.parts.limits.inputs_tokens, council.ledger.remaining.tokens
     if council.bench is None or council.function is not None or not wanted or (left and left < wanted):
         return ()
-    proposals, names = await council.bench.undecided(council.judged)
+    proposals, names = await council.bench.find_undecided(council.judged)
     if not names:
         return ()
     room = int(council.parts.llm.context_tokens * CHARS_PER_TOKEN / 5)
     shown = [clip(readable_diff(item.diff), room // min(len(proposals), _SHOWN)) for item in proposals[:_SHOWN]]
-    step = f"-/verify/{council.d.rounds + 1}.0"
-    request = ChatRequest(
-        call_id=f"{council.d.task_id}/{step}",
-        messages=prompts.inputs_prompt(council.system, council.shared, shown, names, _INPUTS),
-        max_tokens=min(_TOKENS, council.parts.llm.max_tokens),
-        deadline=council.until,
-        schema=inputs_schema(_INPUTS) if council.mode == "json" else None,
-        seed=seed_of(council.d.seed, step),
+    reply = await council.ask(
+        f"-/verify/{council.d.rounds + 1}.0",
+        prompts.inputs_prompt(council.system, council.shared, shown, names, _INPUTS),
+        inputs_schema(_INPUTS),
+        min(_TOKENS, council.parts.llm.max_tokens),
     )
     try:
-        return read_inputs(await council.model.ask(request), _INPUTS)
-    except BusUnavailable:
-        raise
-    except (MalformedReplyError, MoothallError):
+        return read_inputs(reply, _INPUTS) if reply is not None else ()
+    except MalformedReplyError:
         return ()

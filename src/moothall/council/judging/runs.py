@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from moothall.council.metering import checked
+from moothall.council.metering import watch_check
 from moothall.domain.code import CodeBlock
 from moothall.domain.evidence import CheckRun
 from moothall.domain.ids import digest
@@ -102,7 +102,7 @@ class FreshRuns:
                         deadline = self.d.deadline
                         if seconds:
                             deadline = min(deadline, datetime.now(UTC) + timedelta(seconds=seconds))
-                        with checked(label or check, called) as noted:
+                        with watch_check(label or check, called) as noted:
                             ran = await workspace.check(check, paths=paths, cases=cases, deadline=deadline, apart=apart)
                             runs[check] = noted(ran)
                 return Ran(runs)

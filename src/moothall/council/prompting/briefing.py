@@ -23,7 +23,7 @@ from moothall.errors import InvalidRequest
 from moothall.guard.rules import Rules
 from moothall.planning.scopes import scopes
 from moothall.ports import CountTokens
-from moothall.tools.catalogue import offered
+from moothall.tools.catalogue import list_tools
 
 _EVENTS, _MOST_EVENTS = 20, 200
 _CONTEXT, _HISTORY = "what is known", "what happened"
@@ -59,12 +59,12 @@ class Briefings:
 
     async def brief(self, asked: BriefingRequest, who: Principal) -> Briefing:
         """Return what is known; what is not known is left out. Raises `InvalidRequest`, `GraphUnavailable`."""
-        role, wanted = _checked(asked, self._budget)
+        role, wanted = _check(asked, self._budget)
         lines = await self._lines(asked, role, wanted, who)
-        tools = f"Tools: {', '.join(self._offered(role, who.tenant))}" if role else ""
+        tools = f"Tools: {', '.join(self._names_offered(role, who.tenant))}" if role else ""
         budget = asked.budget or self._budget
         for head in ((_system(role, asked.phase), tools), (_system(role, asked.phase), ""), ("", "")):
-            lay = partial(_made, head, self._clean)
+            lay = partial(_lay_out, head, self._clean)
             if found := await fill(lines, partial(_text, lay), self._count, budget):
                 whole = lay(found[0])
                 return replace(whole, tokens=found[1], version=digest(whole.text), scopes=wanted)
@@ -72,7 +72,7 @@ class Briefings:
 
     async def tell(self, asked: BriefingRequest, who: Principal, room: int) -> str:
         """Return what the seats of a council are told, in at most `room` tokens: what is known, without fence, role and tools."""
-        role, wanted = _checked(asked, self._budget)
+        role, wanted = _check(asked, self._budget)
         lines = await self._lines(asked, role, wanted, who)
         found = await fill(lines, lambda chosen: self._clean(lay_out(chosen)), self._count, room) if room > 0 else None
         return self._clean(lay_out(found[0])) if found else ""
@@ -98,16 +98,16 @@ class Briefings:
             events = await self._ask("timeline", limit=asked.events or _EVENTS, **(about | where))
         return lines_of(row, similar, events, asked.description)
 
-    def _offered(self, role: str, tenant: str) -> list[str]:
+    def _names_offered(self, role: str, tenant: str) -> list[str]:
         grant = self._rules.grants.of(role)
-        return [spec.name for spec in offered(grant, without=self._rules.without(tenant), catalogue=self._rules.catalogue)]
+        return [spec.name for spec in list_tools(grant, without=self._rules.without(tenant), catalogue=self._rules.catalogue)]
 
 
 def _text(lay: Callable[[Sequence[Line]], Briefing], lines: Sequence[Line]) -> str:
     return lay(lines).text
 
 
-def _made(head: tuple[str, str], clean: Callable[[str], str], lines: Sequence[Line]) -> Briefing:
+def _lay_out(head: tuple[str, str], clean: Callable[[str], str], lines: Sequence[Line]) -> Briefing:
     """Lay out a text, from what most calls share to what the fewest do."""
     system, tools = head
     told = clean(lay_out([line for line in lines if line.scope != "timeline"]))
@@ -118,7 +118,7 @@ def _made(head: tuple[str, str], clean: Callable[[str], str], lines: Sequence[Li
     return Briefing(system, context, tools, history, text, 0, "", told)
 
 
-def _checked(asked: BriefingRequest, most: int) -> tuple[str, tuple[str, ...]]:
+def _check(asked: BriefingRequest, most: int) -> tuple[str, tuple[str, ...]]:
     """Return the role, empty for none, and the scopes that are wanted and allowed."""
     if not asked.task_id and not asked.story_id:
         raise InvalidRequest("what should be told of? give task_id, story_id or case_id")
@@ -126,7 +126,7 @@ def _checked(asked: BriefingRequest, most: int) -> tuple[str, tuple[str, ...]]:
         if value:
             check_id(value, name)
     role = read_role(asked.role) if asked.role.strip() else ""
-    allowed = scopes().allowed(role, asked.phase)
+    allowed = scopes().allowed_scopes(role, asked.phase)
     if not 0 <= asked.events <= _MOST_EVENTS:
         raise InvalidRequest(f"max_events is {asked.events}; allowed are 0 (the default, {_EVENTS}) to {_MOST_EVENTS}")
     if not 0 <= asked.budget <= most:

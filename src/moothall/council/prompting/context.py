@@ -78,7 +78,7 @@ async def show(prepared: Prepared, description: str, read: Read, budget: int, lo
     red = red_cases(deciding, prepared.files, profile.folders, (*prepared.flaky, *profile.known_failures))
     tests = failing_files(red, prepared)
     texts = {path: await _text(read, path) for path in tests[:_CASES]}
-    named = list(dict.fromkeys(_named(description, prepared.files)))
+    named = list(dict.fromkeys(_named_files(description, prepared.files)))
     hints = {path: await _text(read, path) for path in named[:_CASES] if is_test(path)}
     subjects = [*named, *_subjects(texts | hints, prepared.files)]
     found = (
@@ -94,7 +94,7 @@ async def show(prepared: Prepared, description: str, read: Read, budget: int, lo
     room = _Room(budget - tokens(listing) - tokens(drawn) - (tokens(guide) if guide else 0))
     share = max(room.left * 2 // 5, 64)  # no file takes it all
     cases = _cases(red, room, budget * _CASES_SHARE)
-    failing = _failing(texts, found.spans, room, share)
+    failing = _failing_texts(texts, found.spans, room, share)
     code = _code(found.spans, texts, room, budget * _CODE_SHARE)
     wanted = sorted(dict.fromkeys([*subjects, *found.homes]), key=is_test)
     seen = {*texts, *(span.path for span in found.spans if is_test(span.path))}
@@ -151,7 +151,7 @@ def _cases(red: Sequence[Red], room: _Room, most: float) -> tuple[tuple[str, str
     return tuple(shown)
 
 
-def _failing(texts: dict[str, str], spans: Sequence[Span], room: _Room, share: int) -> tuple[tuple[str, str], ...]:
+def _failing_texts(texts: dict[str, str], spans: Sequence[Span], room: _Room, share: int) -> tuple[tuple[str, str], ...]:
     """Return the files of the failing tests, of long ones just the tests."""
     failing = []
     for path, text in texts.items():
@@ -252,7 +252,7 @@ def _file_of(name: str, files: Sequence[str], folder: str) -> str:
     return ""
 
 
-def _named(description: str, files: Sequence[str]) -> Iterator[str]:
+def _named_files(description: str, files: Sequence[str]) -> Iterator[str]:
     """Files that the task names, by path, by their last part, or as a Python module or what is in it."""
     words = {word.strip("./") for word in _WORD.findall(description)}
     modules = {word.rsplit(".", cut)[0] for word in words for cut in (0, 1, 2) if word.count(".") > cut and "/" not in word}

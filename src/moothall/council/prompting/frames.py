@@ -82,7 +82,7 @@ class Known:
             if path in self._files:
                 return path
         parts = plain.strip("/").split("/")
-        fits = [(_shared(path.split("/"), parts), path) for path in self._by_name.get(parts[-1], ())]
+        fits = [(_count_shared(path.split("/"), parts), path) for path in self._by_name.get(parts[-1], ())]
         best = max((count for count, _ in fits), default=0)
         longest = [path for count, path in fits if count == best]
         within = [path for path in longest if path.startswith(f"{self._folder}/")] if self._folder else []
@@ -97,7 +97,7 @@ class Known:
         return tuple(dict.fromkeys(found))[:_MOST_FRAMES]
 
 
-def _shared(ones: Sequence[str], others: Sequence[str]) -> int:
+def _count_shared(ones: Sequence[str], others: Sequence[str]) -> int:
     count = 0
     while count < min(len(ones), len(others)) and ones[-1 - count] == others[-1 - count]:
         count += 1

@@ -52,8 +52,8 @@ def lines_of(
     those of their names; `about` is what the task says.
     """
     told: dict[Scope, Iterable[str]] = {
-        "story": _story(_mapping(row.get("story"))),
-        "brief": _brief(_mapping(row.get("brief"))),
+        "story": _story(_as_mapping(row.get("story"))),
+        "brief": _brief(_as_mapping(row.get("brief"))),
         "decisions": map(_decision, _mappings(row.get("decisions"))),
         "comments": (f"{_line(item.get('actor'))}: {_line(item.get('comment'))}" for item in _mappings(row.get("comments"))),
         "summaries": map(_summary, _mappings(row.get("summaries"))),
@@ -147,10 +147,10 @@ def _note(item: Mapping[str, Any]) -> str:
 
 
 def _summary(row: Mapping[str, Any]) -> str:
-    winner = _mapping(row.get("winner"))
+    winner = _as_mapping(row.get("winner"))
     end = f"{_line(row.get('status'))}, {_line(row.get('final_state'))}{', proven' if row.get('proven') else ''}"
     parts = [f"{_line(row.get('task_id'))} ({_line(row.get('role'))}), {end}: {_line(row.get('description'))}"]
-    parts += [f"answer: {_line(winner.get('summary'))}{_changed(winner)}"] if winner else []
+    parts += [f"answer: {_line(winner.get('summary'))}{_changed_paths(winner)}"] if winner else []
     parts += [f"why: {_line('; '.join(map(str, _list(winner['reasons']))))}"] if winner.get("reasons") else []
     parts += [f"review: {_line(comment)}" for comment in _list(row.get("reviews"))]
     parts += [f"because {_line(row['error_message'])}"] if row.get("error_message") and not winner else []
@@ -166,10 +166,10 @@ def _task(item: Mapping[str, Any]) -> str:
 
 def _similar(item: Mapping[str, Any]) -> str:
     answer = f" | answer: {_line(item['summary'])}" if item.get("summary") else ""
-    return f"{_line(item.get('task_id'))} ({_line(item.get('role'))}): {_line(item.get('description'))}{answer}{_changed(item)}"
+    return f"{_line(item.get('task_id'))} ({_line(item.get('role'))}): {_line(item.get('description'))}{answer}{_changed_paths(item)}"
 
 
-def _changed(winner: Mapping[str, Any]) -> str:
+def _changed_paths(winner: Mapping[str, Any]) -> str:
     paths = [_line(path) for path in _list(winner.get("paths"))[:20]]
     return f" | changed: {', '.join(paths)}" if paths else ""
 
@@ -186,7 +186,7 @@ def _line(value: object, most: int = _LINE) -> str:
     return " ".join(clip(" ".join(str(value if value is not None else "").split()), most).split())
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def _as_mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 

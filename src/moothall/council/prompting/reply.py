@@ -75,26 +75,26 @@ def _turn_schema(specs: tuple[ToolSpec, ...], *, may_finish: bool, python: bool)
     thought = {"type": "string", "maxLength": _THOUGHT}
     ways = []
     if specs:
-        action = {"anyOf": [_closed(tool={"const": spec.name}, args=spec.schema(MAX_STRING)) for spec in specs]}
+        action = {"anyOf": [_closed_object(tool={"const": spec.name}, args=spec.schema(MAX_STRING)) for spec in specs]}
         actions = {"type": "array", "items": action, "minItems": 1, "maxItems": MAX_ACTIONS}
-        ways.append(_closed(thought=thought, actions=actions))
+        ways.append(_closed_object(thought=thought, actions=actions))
     if specs and python:
-        ways.append(_closed(thought=thought, python={"type": "string", "minLength": 1, "maxLength": MAX_STRING}))
+        ways.append(_closed_object(thought=thought, python={"type": "string", "minLength": 1, "maxLength": MAX_STRING}))
     if may_finish or not specs:
-        ways.append(_closed(thought=thought, finish={"type": "string", "minLength": 1, "maxLength": MAX_ANSWER}))
+        ways.append(_closed_object(thought=thought, finish={"type": "string", "minLength": 1, "maxLength": MAX_ANSWER}))
     return ReplySchema("turn", ways[0] if len(ways) == 1 else {"anyOf": ways})
 
 
 def approaches_schema(count: int) -> ReplySchema:
     """Return the schema of a list of `count` approaches of a dozen words each."""
     items = {"type": "array", "items": {"type": "string", "minLength": 3, "maxLength": 90}, "minItems": count, "maxItems": count}
-    return ReplySchema("approaches", _closed(approaches=items))
+    return ReplySchema("approaches", _closed_object(approaches=items))
 
 
 def inputs_schema(most: int) -> ReplySchema:
     """Return the schema of a list of at most so many calls."""
     items = {"type": "array", "items": {"type": "string", "minLength": 3, "maxLength": 200}, "minItems": 1, "maxItems": most}
-    return ReplySchema("inputs", _closed(inputs=items))
+    return ReplySchema("inputs", _closed_object(inputs=items))
 
 
 @lru_cache(maxsize=64)
@@ -102,13 +102,13 @@ def review_schema(criteria: int) -> ReplySchema:
     """Return the schema of a review against `criteria` numbered criteria. The score comes last, after its reasons."""
     number = {"enum": list(range(1, criteria + 1))}
     quote = {"type": "string", "minLength": 1, "maxLength": 120}
-    met = {"type": "array", "items": _closed(criterion=number, quote=quote), "maxItems": criteria}
+    met = {"type": "array", "items": _closed_object(criterion=number, quote=quote), "maxItems": criteria}
     unmet = {"type": "array", "items": number, "maxItems": criteria}
     comment = {"type": "string", "maxLength": 300}
-    return ReplySchema("review", _closed(comment=comment, met=met, unmet=unmet, score={"enum": list(range(11))}))
+    return ReplySchema("review", _closed_object(comment=comment, met=met, unmet=unmet, score={"enum": list(range(11))}))
 
 
-def _closed(**fields: Any) -> dict[str, Any]:
+def _closed_object(**fields: Any) -> dict[str, Any]:
     return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
 
 
@@ -196,14 +196,14 @@ def read_review(reply: ChatReply, criteria: int) -> ReadReview:
     met = tuple(
         (item["criterion"], item["quote"])
         for item in _list(data.get("met"))
-        if isinstance(item, dict) and _numbered(item.get("criterion"), criteria) and isinstance(item.get("quote"), str)
+        if isinstance(item, dict) and _is_numbered(item.get("criterion"), criteria) and isinstance(item.get("quote"), str)
     )
-    unmet = tuple(item for item in _list(data.get("unmet")) if _numbered(item, criteria))
+    unmet = tuple(item for item in _list(data.get("unmet")) if _is_numbered(item, criteria))
     comment = data.get("comment")
-    return ReadReview(_expected(reply, score), met, unmet, comment[:1000] if isinstance(comment, str) else "")
+    return ReadReview(_expected_score(reply, score), met, unmet, comment[:1000] if isinstance(comment, str) else "")
 
 
-def _expected(reply: ChatReply, score: int) -> float:
+def _expected_score(reply: ChatReply, score: int) -> float:
     """Return the mean of the scores that might have stood there. Where 10 is made of two tokens, what is told of the second says how
     likely 1 was in its place; where it does not stand there, the first alone is looked at.
     """
@@ -222,7 +222,7 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _numbered(value: Any, criteria: int) -> bool:
+def _is_numbered(value: Any, criteria: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= criteria
 
 

@@ -74,7 +74,7 @@ def check_text(run: CheckRun, base: CheckRun | None, room: int) -> str:
 
 def _cases_text(title: str, cases: Sequence[str], details: Mapping[str, str], room: int) -> str:
     """Name the cases, and show of the first few what they printed."""
-    names = _named(cases)
+    names = _name_some(cases)
     told = [case for case in cases if details.get(case, "").strip()][:_DETAILED]
     share = max(room - len(names), 0) // max(len(told), 1)
     return "\n".join([f"{title}: {names}", *(f"{case}:\n{clip(details[case].strip(), share)}" for case in told)])
@@ -85,16 +85,16 @@ def verdict_text(state: Standing) -> str:
     if not state.green:
         return "Repair this."
     if state.partly:
-        return f"{len(state.fixed)} of the tests that were red are green now, and beside them these are red yet: {_named(state.still_red)}. Repair those too."
+        return f"{len(state.fixed)} of the tests that were red are green now, and beside them these are red yet: {_name_some(state.still_red)}. Repair those too."
     where = (
         "All checks are green"
         if state.whole
         else "The cases near your change are green; the whole suite runs in the clean re-check"
     )
     if state.still_red:
-        where = f"Nothing is red that was not red before your change ({_named(state.still_red)})"
+        where = f"Nothing is red that was not red before your change ({_name_some(state.still_red)})"
     return f"{where}. If the task is done, finish."
 
 
-def _named(cases: Sequence[str]) -> str:
+def _name_some(cases: Sequence[str]) -> str:
     return ", ".join(cases[:_NAMED]) + (f" and {len(cases) - _NAMED} more" if len(cases) > _NAMED else "")

@@ -83,7 +83,7 @@ class Tests(Link):  # type: ignore[misc] # its module is not found by name
             return OPERATIONS[op](*given)
         raise (AttributeError if op == "getattr" else TypeError)("not across processes")
 
-    def raised(self, error: Any) -> BaseException:
+    def as_error(self, error: Any) -> BaseException:
         """Only what a test can hold against the code: nothing that would end this process."""
         return error if isinstance(error, (Exception, SystemExit)) else Lost(f"the code raised {type(error).__name__}")
 
@@ -212,7 +212,7 @@ def _operation(name: str) -> Any:
     return do
 
 
-def _turned(name: str) -> Any:
+def _reflect(name: str) -> Any:
     def do(self: Any, other: Any) -> Any:
         return LINK.ask(name, other, self)
 
@@ -237,7 +237,7 @@ for _name in (
     "rshift",
     "divmod",
 ):
-    setattr(_Object, f"__r{_name}__", _turned(f"__{_name}__"))
+    setattr(_Object, f"__r{_name}__", _reflect(f"__{_name}__"))
 _Type.__bool__ = lambda _: True  # type: ignore[attr-defined] # a class is, though it may have a length
 for _name in ("__iter__", "__len__", "__getitem__", "__contains__"):
     setattr(_Type, _name, _operation(_name))

@@ -107,10 +107,10 @@ class Link:
             for place, changed in said.get("changed", ()):
                 _change(arguments[1][place], self.decode(changed))
             if "error" in said:
-                raise self.raised(self.decode(said["error"]))
+                raise self.as_error(self.decode(said["error"]))
             return self.decode(said["value"])
 
-    def raised(self, error: Any) -> BaseException:
+    def as_error(self, error: Any) -> BaseException:
         """Return what to raise for what the other side raised."""
         return error if isinstance(error, BaseException) else TypeError("what was raised did not go over")
 

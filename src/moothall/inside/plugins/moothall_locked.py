@@ -24,7 +24,7 @@ _ELSEWHERE = re.compile(
 )
 
 
-def locked(text: str) -> dict[str, str]:
+def locked_versions(text: str) -> dict[str, str]:
     """Return the version of each package that a lock file fixes to one."""
     found: dict[str, str] = {}
     several = set()
@@ -55,7 +55,7 @@ def main() -> None:
     """Read the one file and write the other."""
     lock, out = sys.argv[1:]
     with open(lock, encoding="utf-8") as file:
-        versions = locked(file.read())
+        versions = locked_versions(file.read())
     with open(out, "w", encoding="utf-8") as file:
         file.writelines(f"{name}=={version}\n" for name, version in sorted(versions.items()))
 

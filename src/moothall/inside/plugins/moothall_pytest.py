@@ -35,7 +35,7 @@ _SAID = 6000
 _WORST = ("skipped", "passed", "failed", "errored")
 
 
-def _clipped(text: str) -> str:
+def _clip(text: str) -> str:
     return text if len(text) <= _SAID else text[: _SAID // 3] + "\n[…]\n" + text[-_SAID * 2 // 3 :]
 
 
@@ -109,14 +109,14 @@ class Limits:
     def pytest_make_collect_report(self, collector: Any) -> Iterator[None]:
         collect = collector.collect
 
-        def ended() -> Any:
+        def collect_safely() -> Any:
             """A file that ends the process when it is imported is one red file: pytest would end with it, and collect no other."""
             try:
                 return list(collect())
             except SystemExit as error:
                 raise collector.CollectError(f"it ended the process: {error!r}") from error
 
-        collector.collect = ended
+        collector.collect = collect_safely
         yield from self._limit.over(_SETUP_FACTOR)
 
 
@@ -141,7 +141,7 @@ class Reporter:
     """Writes the lines."""
 
     def __init__(self, folder: str, *, again: bool) -> None:
-        self._done = _done(folder) if again else frozenset()
+        self._done = _earlier_cases(folder) if again else frozenset()
         self._lines = Lines(folder, "pytest")
         self._results: dict[str, str] = {}
         self._said: dict[str, str] = {}
@@ -169,7 +169,7 @@ class Reporter:
         if result in _WORST and _WORST.index(result) >= _WORST.index(self._results.get(case, "skipped")):
             self._results[case] = result
         if result in ("failed", "errored") and case not in self._said:
-            self._said[case] = _clipped(_text(report))
+            self._said[case] = _clip(_text(report))
         self._seconds[case] = self._seconds.get(case, 0.0) + getattr(report, "duration", 0.0)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
@@ -180,7 +180,7 @@ class Reporter:
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self._write(case=report.nodeid or ".", result="errored", ms=0, said=_clipped(_text(report)))
+            self._write(case=report.nodeid or ".", result="errored", ms=0, said=_clip(_text(report)))
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         self._write(end=int(exitstatus))
@@ -191,7 +191,7 @@ def _text(report: Any) -> str:
     return f"{report.longrepr}{sections}"
 
 
-def _done(folder: str) -> frozenset[str]:
+def _earlier_cases(folder: str) -> frozenset[str]:
     """The cases that were told of, or begun, before this process."""
     found = set()
     for name in os.listdir(folder):

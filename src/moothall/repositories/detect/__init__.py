@@ -45,7 +45,7 @@ class Detected:
     history: bool = False
 
 
-def wanted(files: Collection[str], most: int = MOST_PROJECTS) -> tuple[str, ...]:
+def wanted_files(files: Collection[str], most: int = MOST_PROJECTS) -> tuple[str, ...]:
     """Return those files whose text detection reads."""
     folders = set(_folders(files, 10 * most))
     return tuple(path for path in files if path.rpartition("/")[2] in _TEXTS and path.rpartition("/")[0] in folders)
@@ -181,7 +181,7 @@ def setup_of(steps: tuple[SetupStep, ...]) -> tuple[tuple[str, ...], ...]:
 
 def setup_reads(files: Collection[str]) -> tuple[str, ...]:
     """Return the files that a set-up which a person wrote most likely depends on."""
-    return tuple(path for path in files if matches(_LOCKS, path)) + wanted(files)
+    return tuple(path for path in files if matches(_LOCKS, path)) + wanted_files(files)
 
 
 _LOCKS = (

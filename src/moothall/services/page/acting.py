@@ -18,7 +18,7 @@ from moothall.planning import saying
 from moothall.planning.card import remark as remark_of
 from moothall.planning.diffs import Line, read_diff
 from moothall.services.doors import Doors
-from moothall.services.page.forms import sent, signed_in
+from moothall.services.page.forms import read_session_form, require_session
 from moothall.services.page.sessions import Session, Sessions
 from moothall.services.page.shown import redirect
 
@@ -27,7 +27,7 @@ def acting_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
     """Return the forms of a council's page."""
 
     async def cancel(request: Request, session: Session) -> Response:
-        given, task_id = await sent(request, session), request.path_params["id"]
+        given, task_id = await read_session_form(request, session), request.path_params["id"]
         saying.check_role(session.who)
         await doors.desk.cancel(
             check_id(task_id, "task_id"), given.get("reason", "").strip() or "cancelled on the page", session.who
@@ -35,18 +35,18 @@ def acting_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         return redirect(f"/councils/{task_id}")
 
     async def steer(request: Request, session: Session) -> Response:
-        given, task_id = await sent(request, session), request.path_params["id"]
+        given, task_id = await read_session_form(request, session), request.path_params["id"]
         await saying.steer(doors.desk, task_id, given.get("message", ""), session.who, key=given.get("key", ""))
         return redirect(f"/councils/{task_id}")
 
     async def pause(request: Request, session: Session) -> Response:
-        given, task_id = await sent(request, session), request.path_params["id"]
+        given, task_id = await read_session_form(request, session), request.path_params["id"]
         await saying.pause(doors.desk, task_id, session.who, paused=given.get("paused") == "true")
         return redirect(f"/councils/{task_id}")
 
     async def remark(request: Request, session: Session) -> Response:
         """Say something of a line of a candidate's diff; which it is follows from the diff alone."""
-        given, task_id = await sent(request, session), check_id(request.path_params["id"], "task_id")
+        given, task_id = await read_session_form(request, session), check_id(request.path_params["id"], "task_id")
         outcome = await doors.desk.result(task_id, session.who)
         place = _place(given.get("on", ""))
         line = _line(outcome, *place) if place else None
@@ -58,10 +58,10 @@ def acting_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         return redirect(f"/councils/{task_id}#line-{given['on']}")
 
     return [
-        Route("/councils/{id}/cancel", signed_in(cancel, sessions), methods=["POST"]),
-        Route("/councils/{id}/steer", signed_in(steer, sessions), methods=["POST"]),
-        Route("/councils/{id}/pause", signed_in(pause, sessions), methods=["POST"]),
-        Route("/councils/{id}/remark", signed_in(remark, sessions), methods=["POST"]),
+        Route("/councils/{id}/cancel", require_session(cancel, sessions), methods=["POST"]),
+        Route("/councils/{id}/steer", require_session(steer, sessions), methods=["POST"]),
+        Route("/councils/{id}/pause", require_session(pause, sessions), methods=["POST"]),
+        Route("/councils/{id}/remark", require_session(remark, sessions), methods=["POST"]),
     ]
 
 

@@ -16,7 +16,7 @@ from moothall.domain.task import Deliberation, DeliberationRequest, RepositoryRe
 from moothall.errors import InvalidRequest, NotFound, RepositoryError
 from moothall.planning import saying
 from moothall.services.doors import Doors
-from moothall.services.page.forms import sent, signed_in
+from moothall.services.page.forms import read_session_form, require_session
 from moothall.services.page.sessions import Session, Sessions
 from moothall.services.page.shown import page, redirect
 from moothall.services.page.tracing import known_repositories
@@ -45,7 +45,7 @@ def asking_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
     async def ask(request: Request, session: Session) -> Response:
         if request.method == "GET":
             return await form(session, {})
-        given = await sent(request, session)
+        given = await read_session_form(request, session)
         saying.check_role(session.who)
         try:
             made = await doors.desk.submit(_request(given), session.who)
@@ -53,7 +53,7 @@ def asking_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
             return await form(session, given, error.message)
         return redirect(f"/councils/{made.task_id}")
 
-    return [Route("/ask", signed_in(ask, sessions), methods=["GET", "POST"])]
+    return [Route("/ask", require_session(ask, sessions), methods=["GET", "POST"])]
 
 
 def _request(given: Mapping[str, str]) -> DeliberationRequest:
@@ -64,14 +64,14 @@ def _request(given: Mapping[str, str]) -> DeliberationRequest:
         role=given.get("role") or ROLES[0],
         task_id=given.get("key", ""),
         num_agents=1,
-        repository=RepositoryRef.named(repository) if repository else None,
+        repository=RepositoryRef.from_name(repository) if repository else None,
         protocol="ask",
         about_text=not (repository or follows),
         follows=follows,
     )
 
 
-async def asked_before(tasks: Overview, asked: Deliberation | None, who: Principal) -> Sequence[TaskView]:
+async def earlier_tasks(tasks: Overview, asked: Deliberation | None, who: Principal) -> Sequence[TaskView]:
     """Return what was asked before in a conversation, the first first, as far as it is known."""
     if asked is None or not asked.follows:
         return ()

@@ -16,7 +16,7 @@ from moothall.planning.card import Card
 from moothall.planning.outline import Outline, outline_of, outlines_of
 from moothall.planning.planner import changeable, may_change
 from moothall.services.doors import Doors
-from moothall.services.page.forms import sent, signed_in
+from moothall.services.page.forms import read_session_form, require_session
 from moothall.services.page.sessions import Session, Sessions
 from moothall.services.page.shown import page, redirect
 from moothall.services.status import http_status_of
@@ -35,7 +35,7 @@ def changing_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         if request.method == "GET":
             known = changeable(card)
             return _form(session, card, known.plan_id, [_part(one) for one in outlines_of(known.tasks, card.story)])
-        given = await sent(request, session, _MOST)
+        given = await read_session_form(request, session, _MOST)
         parts, plan_id = _parts(given), given.get("plan_id", "")
         try:
             await doors.plans.change(story_id, plan_id, _outlines(parts), session.who)
@@ -43,7 +43,7 @@ def changing_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
             return _form(session, card, plan_id, parts, error)
         return redirect(f"/stories/{story_id}/plan" if given.get("do") == "more" else f"/stories/{story_id}")
 
-    return [Route("/stories/{id}/plan", signed_in(plan, sessions), methods=["GET", "POST"])]
+    return [Route("/stories/{id}/plan", require_session(plan, sessions), methods=["GET", "POST"])]
 
 
 def _form(session: Session, card: Card, plan_id: str, parts: Parts, wrong: MoothallError | None = None) -> Response:

@@ -30,10 +30,10 @@ from moothall.errors import NotFound
 from moothall.planning.saying import may_act
 from moothall.services.doors import Doors
 from moothall.services.page.acting import remarks_on
-from moothall.services.page.asking import asked_before
-from moothall.services.page.forms import signed_in
+from moothall.services.page.asking import earlier_tasks
+from moothall.services.page.forms import require_session
 from moothall.services.page.sessions import Session, Sessions
-from moothall.services.page.shown import page, seen
+from moothall.services.page.shown import make_visible, page
 from moothall.services.rest.documents import ServerSentEvents
 
 REFRESH_SECONDS = 3
@@ -59,14 +59,14 @@ def council_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         told: dict[str, Any] = {
             "outcome": outcome,
             "progress": progress,
-            "lanes": [_told(progress, outcome, lane) for lane in progress.lanes.values()],
+            "lanes": [_seat_view(progress, outcome, lane) for lane in progress.lanes.values()],
             "asked": asked,
             "about": _about(asked) or f"Task {task_id}",
             "talks": asked is not None and asked.protocol == "ask",
-            "before": await asked_before(doors.tasks, asked, session.who),
+            "before": await earlier_tasks(doors.tasks, asked, session.who),
             "forked": own_id(asked.fork.task_id, session.who.tenant) if asked and asked.fork else "",
-            "used": outcome.usage if outcome.status.ended else _used(progress),
-            "elapsed": _elapsed(progress, outcome),
+            "used": outcome.usage if outcome.status.ended else _usage(progress),
+            "elapsed": _elapsed_seconds(progress, outcome),
             "words": _words(progress),
             "question": question(outcome),
             "remarks": await remarks_on(doors, outcome, session.who),
@@ -82,7 +82,7 @@ def council_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         told["growing"] = "" if outcome.status.ended else f"/councils/{task_id}/text"
         return page("deliberation.html", session=session, **told)
 
-    return [Route("/councils/{id}", signed_in(council, sessions)), _changes(doors, sessions), _text(doors, sessions)]
+    return [Route("/councils/{id}", require_session(council, sessions)), _changes(doors, sessions), _text(doors, sessions)]
 
 
 def _changes(doors: Doors, sessions: Sessions) -> Route:
@@ -93,14 +93,14 @@ def _changes(doors: Doors, sessions: Sessions) -> Route:
         task_id, who = check_id(request.path_params["id"], "task_id"), session.who
         seen = (await doors.tasks.progress(task_id, who)).seq
 
-        async def happened() -> AsyncGenerator[int, None]:
+        async def follow_events() -> AsyncGenerator[int, None]:
             async with aclosing(doors.desk.watch(task_id, seen, who)) as moments:
                 async for recorded in moments:
                     yield recorded.seq
 
-        fan = shared.setdefault(key_of(task_id, who.tenant), Fan(happened))
+        fan = shared.setdefault(key_of(task_id, who.tenant), Fan(follow_events))
 
-        async def told() -> AsyncGenerator[str, None]:
+        async def stream() -> AsyncGenerator[str, None]:
             yield ": the council\n"
             async with aclosing(fan.listen()) as moments:
                 async for seqs in moments:
@@ -111,9 +111,9 @@ def _changes(doors: Doors, sessions: Sessions) -> Route:
                 async for line in lines:
                     yield line
 
-        return ServerSentEvents(told())
+        return ServerSentEvents(stream())
 
-    return Route("/councils/{id}/changes", signed_in(changes, sessions))
+    return Route("/councils/{id}/changes", require_session(changes, sessions))
 
 
 def _text(doors: Doors, sessions: Sessions) -> Route:
@@ -123,20 +123,20 @@ def _text(doors: Doors, sessions: Sessions) -> Route:
         """Tell what seats are writing, as server-sent events of JSON; at once empty where the council is over."""
         task_id, who = check_id(request.path_params["id"], "task_id"), session.who
         over = (await doors.desk.result(task_id, who)).status.ended
-        fan = shared.setdefault(key_of(task_id, who.tenant), Fan(lambda: doors.desk.growing(task_id, who)))
+        fan = shared.setdefault(key_of(task_id, who.tenant), Fan(lambda: doors.desk.watch_text(task_id, who)))
 
-        async def told() -> AsyncGenerator[str, None]:
+        async def stream() -> AsyncGenerator[str, None]:
             yield ": what seats write\n"
             if over:
                 return
             async with aclosing(fan.listen()) as moments:
                 async for said in moments:
                     for seat, words in {one.seat: one.text for one in said}.items():  # of each seat the latest
-                        yield f"data: {json.dumps({'seat': seat, 'text': seen(words)})}\n"
+                        yield f"data: {json.dumps({'seat': seat, 'text': make_visible(words)})}\n"
 
-        return ServerSentEvents(told())
+        return ServerSentEvents(stream())
 
-    return Route("/councils/{id}/text", signed_in(text, sessions))
+    return Route("/councils/{id}/text", require_session(text, sessions))
 
 
 async def follow_board(doors: Doors, who: Principal) -> AsyncGenerator[str, None]:
@@ -155,7 +155,7 @@ def turn(listening: int) -> float:
     return random.random() * listening * _LOAD_SECONDS  # noqa: S311 - no secret
 
 
-def _told(progress: Progress, outcome: Outcome, lane: Lane) -> Mapping[str, Any]:
+def _seat_view(progress: Progress, outcome: Outcome, lane: Lane) -> Mapping[str, Any]:
     """Return a seat: its lane, how it stands, what it used and for how long it has been at it."""
     state = progress.state
     stand = None if state is None else seat_of(state, lane.seat)
@@ -165,7 +165,7 @@ def _told(progress: Progress, outcome: Outcome, lane: Lane) -> Mapping[str, Any]
     return {
         "lane": lane,
         "stand": stand,
-        "used": _used(progress, lane.seat),
+        "used": _usage(progress, lane.seat),
         "over": over,
         "seconds": (until - began).total_seconds() if until and began else 0,
     }
@@ -191,13 +191,13 @@ def _words(progress: Progress) -> Sequence[tuple[str, str, str]]:
     ]
 
 
-def _used(progress: Progress, by: str = "") -> Usage:
+def _usage(progress: Progress, by: str = "") -> Usage:
     """Return what a seat used, or all of them and the council itself."""
     calls = [fact.value for fact in progress.state.calls.values()] if progress.state else []
     return sum((usage for seat, usage in calls if by in {"", seat}), Usage())
 
 
-def _elapsed(progress: Progress, outcome: Outcome) -> float:
+def _elapsed_seconds(progress: Progress, outcome: Outcome) -> float:
     """Return the seconds from a request to its decision, or until now."""
     requested = progress.state.requested if progress.state else None
     if outcome.status.ended or requested is None:

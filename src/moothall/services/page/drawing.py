@@ -15,7 +15,7 @@ _NODE, _NODES, _LETTERS = 320, 12, 34
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class TaskBox:
     """A task at a place; `tone` is won, lost or open."""
 
     x: int
@@ -30,7 +30,7 @@ class Drawing:
 
     width: int
     height: int
-    boxes: tuple[Box, ...]
+    boxes: tuple[TaskBox, ...]
     arrows: tuple[str, ...]
 
 
@@ -46,7 +46,7 @@ def draw(steps: Sequence[RoundTask]) -> Drawing:
         left = (width - len(row) * (WIDE + _GAP) + _GAP) // 2
         for place, step in enumerate(row):
             tone = "won" if step.stand == WON else "lost" if step.lost else "open"
-            boxes[step.number] = Box(left + place * (WIDE + _GAP), _GAP + y * _ROW, step, tone)
+            boxes[step.number] = TaskBox(left + place * (WIDE + _GAP), _GAP + y * _ROW, step, tone)
     arrows = [
         _arrow(boxes[before], boxes[step.number])
         for step in steps
@@ -56,7 +56,7 @@ def draw(steps: Sequence[RoundTask]) -> Drawing:
     return Drawing(width, len(rows) * _ROW - (_ROW - HIGH) + 2 * _GAP, tuple(boxes.values()), tuple(arrows))
 
 
-def _arrow(start: Box, end: Box) -> str:
+def _arrow(start: TaskBox, end: TaskBox) -> str:
     x, y, to_x, to_y = start.x + WIDE // 2, start.y + HIGH, end.x + WIDE // 2, end.y - 2
     middle = (y + to_y) // 2
     return f"M{x} {y} C{x} {middle} {to_x} {middle} {to_x} {to_y}"

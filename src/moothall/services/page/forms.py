@@ -39,10 +39,10 @@ log = telemetry.get_logger(__name__)
 Answer = Callable[[Request, Session], Awaitable[Response]]
 
 
-async def sent(request: Request, session: Session, most: int = _FIELDS) -> Mapping[str, str]:
+async def read_session_form(request: Request, session: Session, most: int = _FIELDS) -> Mapping[str, str]:
     """Return the fields, at most so many, of a form of this session. Raises `Refused` for any other."""
     given = await read_form(request, most)
-    if not session.sent(given.get("form", "")):
+    if not session.owns_form(given.get("form", "")):
         raise Refused("this form is not of your session; go back, load the page again and send it once more")
     return given
 
@@ -71,7 +71,7 @@ def sign_in_form(sessions: Sessions, status: int = 200, said: str = "", why: str
     return page("sign_in.html", status, said=said, why=why, people=sessions.has_people, elsewhere=sessions.elsewhere)
 
 
-def signed_in(answer: Answer, sessions: Sessions) -> Callable[[Request], Awaitable[Response]]:
+def require_session(answer: Answer, sessions: Sessions) -> Callable[[Request], Awaitable[Response]]:
     """Answer those who are signed in, and send others to sign in."""
 
     async def check_session(request: Request) -> Response:
@@ -113,7 +113,7 @@ def plainly(
 ) -> Callable[[Request], Awaitable[Response]]:
     """Answer an error as a page in plain words."""
 
-    async def answered(request: Request) -> Response:
+    async def respond(request: Request) -> Response:
         try:
             return await answer(request)
         except Turned as error:
@@ -125,7 +125,7 @@ def plainly(
             status, said = 500, "This page failed by a bug of ours; the server's log says more."
         return wrong_page(status, said, session, again=request.method == "GET")
 
-    return answered
+    return respond
 
 
 def wrong_page(status: int, said: str, session: Session | None = None, *, again: bool = False) -> Response:

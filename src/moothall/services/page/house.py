@@ -12,7 +12,7 @@ from moothall.errors import InvalidRequest, NotFound, Refused
 from moothall.guard.parking import refuse_unless_operator
 from moothall.services.doors import Doors
 from moothall.services.page.councils import REFRESH_SECONDS
-from moothall.services.page.forms import sent, signed_in
+from moothall.services.page.forms import read_session_form, require_session
 from moothall.services.page.sessions import Session, Sessions
 from moothall.services.page.shown import page, redirect
 from moothall.services.tools import Tools
@@ -44,14 +44,14 @@ def house_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
 
     async def tools(request: Request, session: Session) -> Response:
         query = request.query_params.get("query", "")[:_QUERY]
-        specs = doors.visits.offered(session.who) if doors.visits else CATALOGUE.values()
+        specs = doors.visits.list_tools(session.who) if doors.visits else CATALOGUE.values()
         return page("tools.html", session=session, query=query, tools=discover(specs, Filters(query)))
 
     return [
-        Route("/house", signed_in(health, sessions)),
-        Route("/house/audit", signed_in(audit, sessions)),
-        Route("/house/budgets", signed_in(budgets, sessions)),
-        Route("/house/tools", signed_in(tools, sessions)),
+        Route("/house", require_session(health, sessions)),
+        Route("/house/audit", require_session(audit, sessions)),
+        Route("/house/budgets", require_session(budgets, sessions)),
+        Route("/house/tools", require_session(tools, sessions)),
     ]
 
 
@@ -59,13 +59,13 @@ def parked_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
     """Return the list, and what takes a word."""
     service = Tools(doors.visits, doors.parking) if doors.visits else None
 
-    async def parked(_request: Request, session: Session) -> Response:
+    async def list_parked(_request: Request, session: Session) -> Response:
         refuse_unless_operator(session.who)
-        waiting = service.parked() if service else ()
+        waiting = service.list_parked() if service else ()
         return page("parked.html", session=session, parked=waiting, refresh=REFRESH_SECONDS)
 
     async def resolve(request: Request, session: Session) -> Response:
-        given, named = await sent(request, session), request.path_params["id"]
+        given, named = await read_session_form(request, session), request.path_params["id"]
         if given.get("do") not in {"allow", "refuse"}:
             raise InvalidRequest("allow it or refuse it")
         if service is None:
@@ -74,6 +74,6 @@ def parked_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         return redirect("/house/parked")
 
     return [
-        Route("/house/parked", signed_in(parked, sessions)),
-        Route("/house/parked/{id}", signed_in(resolve, sessions), methods=["POST"]),
+        Route("/house/parked", require_session(list_parked, sessions)),
+        Route("/house/parked/{id}", require_session(resolve, sessions), methods=["POST"]),
     ]

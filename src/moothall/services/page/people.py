@@ -56,7 +56,7 @@ class People:
             raise InvalidRequest(f"{name} is who has the token of this machine; choose another name")
         if strange := set(roles) - set(ROLES):
             raise InvalidRequest(f"unknown role {', '.join(sorted(strange))}; the roles are {', '.join(ROLES)}")
-        row = (name, check_id(tenant, "tenant"), ",".join(sorted(set(roles))), self._hasher.hash(_checked(password)))
+        row = (name, check_id(tenant, "tenant"), ",".join(sorted(set(roles))), self._hasher.hash(_check_password(password)))
         with self._writing() as file:
             try:
                 file.execute("INSERT INTO person VALUES (?, ?, ?, ?)", row)
@@ -78,7 +78,7 @@ class People:
 
     def change_password(self, name: str, password: str) -> None:
         """Give an account another password and sign it out everywhere. Raises `NotFound`, `InvalidRequest`."""
-        made = self._hasher.hash(_checked(password))
+        made = self._hasher.hash(_check_password(password))
         with self._writing() as file:
             if not file.execute("UPDATE person SET hash = ? WHERE name = ?", (made, name)).rowcount:
                 raise NotFound(f"no account {name[:80]!r}")
@@ -229,7 +229,7 @@ def _plain(password: str) -> str:
     return unicodedata.normalize("NFKC", password.encode("utf-8", "replace").decode())
 
 
-def _checked(password: str) -> str:
+def _check_password(password: str) -> str:
     if not _SHORTEST <= len(given := _plain(password)) <= _LONGEST:
         raise InvalidRequest(f"the password has {len(given)} characters; allowed are {_SHORTEST} to {_LONGEST}")
     return given

@@ -128,7 +128,7 @@ class Provider:
         if not (code := given.get("code", "")):
             raise Refused(f"{self.name} sent you back without a code")
         token = await self._exchange(about, code, flow)
-        return self._principal(self._verified(token, await self._key(token), flow.nonce))
+        return self._principal(self._verify(token, await self._key(token), flow.nonce))
 
     async def _exchange(self, about: _About, code: str, flow: Flow) -> str:
         form = {"grant_type": "authorization_code", "code": code, "redirect_uri": flow.back, "code_verifier": flow.verifier}
@@ -159,16 +159,16 @@ class Provider:
                 f"the ID token is refused: it is signed with {str(header.get('alg'))[:20]!r}, not {', '.join(_ALGORITHMS)}"
             )
         async with self._looking:
-            if (key := _chosen(self._keys, header.get("kid"))) is None and self._clock() - self._looked >= _KEYS_SECONDS:
+            if (key := _choose_key(self._keys, header.get("kid"))) is None and self._clock() - self._looked >= _KEYS_SECONDS:
                 self._looked = self._clock()
                 status, told = await self._ask("GET", (await self._about()).jwks_uri)
                 self._keys = list(_usable(told)) if status == HTTPStatus.OK else []
-                key = _chosen(self._keys, header.get("kid"))
+                key = _choose_key(self._keys, header.get("kid"))
         if key is None:
             raise Refused(f"the ID token is refused: {self.name} has no key {str(header.get('kid'))[:40]!r}")
         return key
 
-    def _verified(self, token: str, key: jwt.PyJWK, nonce: str) -> Mapping[str, Any]:
+    def _verify(self, token: str, key: jwt.PyJWK, nonce: str) -> Mapping[str, Any]:
         import jwt
 
         own = self.settings.client_id
@@ -265,7 +265,7 @@ def _usable(told: Mapping[str, Any]) -> Iterator[jwt.PyJWK]:
                 continue
 
 
-def _chosen(keys: list[jwt.PyJWK], kid: object) -> jwt.PyJWK | None:
+def _choose_key(keys: list[jwt.PyJWK], kid: object) -> jwt.PyJWK | None:
     if kid is None:
         return keys[0] if len(keys) == 1 else None
     return next((key for key in keys if key.key_id == kid), None)

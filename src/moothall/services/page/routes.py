@@ -27,7 +27,7 @@ from moothall.services.page.asking import asking_routes
 from moothall.services.page.changing import changing_routes
 from moothall.services.page.councils import REFRESH_SECONDS, council_routes, follow_board
 from moothall.services.page.drawing import draw
-from moothall.services.page.forms import sent, signed_in
+from moothall.services.page.forms import read_session_form, require_session
 from moothall.services.page.house import house_routes, parked_routes
 from moothall.services.page.provider import Provider
 from moothall.services.page.sessions import Session, Sessions
@@ -74,7 +74,7 @@ def _board_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         told: dict[str, Any] = {"levels": lifecycle().ready, "repositories": known_repositories(doors, session.who)}
         if request.method == "GET":
             return page("new.html", session=session, given={}, scored=None, wrong="", usual=DEFAULT_RIGOR, **told)
-        given = await sent(request, session)
+        given = await read_session_form(request, session)
         wrong, scored, draft = "", None, Draft(given.get("title", ""), given.get("brief", ""), _criteria(given))
         try:
             scored = score(check(draft))
@@ -97,9 +97,9 @@ def _board_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         return ServerSentEvents(follow_board(doors, session.who))
 
     return [
-        Route("/", signed_in(board, sessions)),
-        Route("/changes", signed_in(changes, sessions)),
-        Route("/stories/new", signed_in(new, sessions), methods=["GET", "POST"]),
+        Route("/", require_session(board, sessions)),
+        Route("/changes", require_session(changes, sessions)),
+        Route("/stories/new", require_session(new, sessions), methods=["GET", "POST"]),
     ]
 
 
@@ -126,20 +126,20 @@ def _story_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         return page("story.html", session=session, scored=score(card.draft), refresh=refresh, **told)
 
     async def comment(request: Request, session: Session) -> Response:
-        given, story_id = await sent(request, session), request.path_params["id"]
+        given, story_id = await read_session_form(request, session), request.path_params["id"]
         await doors.board.comment(story_id, given.get("comment", ""), session.who, key=given.get("key", ""))
         return redirect(f"/stories/{story_id}")
 
     async def move(request: Request, session: Session) -> Response:
-        given = await sent(request, session)
+        given = await read_session_form(request, session)
         story_id = request.path_params["id"]
         await doors.board.move(story_id, given.get("event", ""), session.who, comment=given.get("comment", "").strip())
         return redirect("/" if given.get("back") == "board" else f"/stories/{story_id}")
 
     return [
-        Route("/stories/{id}", signed_in(story, sessions)),
-        Route("/stories/{id}/move", signed_in(move, sessions), methods=["POST"]),
-        Route("/stories/{id}/comment", signed_in(comment, sessions), methods=["POST"]),
+        Route("/stories/{id}", require_session(story, sessions)),
+        Route("/stories/{id}/move", require_session(move, sessions), methods=["POST"]),
+        Route("/stories/{id}/comment", require_session(comment, sessions), methods=["POST"]),
     ]
 
 

@@ -36,7 +36,7 @@ class Session:
     form: str = field(default_factory=_secret, repr=False)
     leave: str = ""
 
-    def sent(self, form: str) -> bool:
+    def owns_form(self, form: str) -> bool:
         """Whether a form of this session was sent."""
         return hmac.compare_digest(self.form.encode(), form.encode("utf-8", "surrogateescape"))
 

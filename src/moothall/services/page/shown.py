@@ -26,10 +26,10 @@ def visible(value: Any) -> str:
     """Return text with what a reader cannot see made visible, escaped; what templates made themselves stays."""
     if isinstance(value, Markup):
         return value
-    return escape(seen(str(value)))
+    return escape(make_visible(str(value)))
 
 
-def seen(text: str) -> str:
+def make_visible(text: str) -> str:
     """Return text with what a reader cannot see made visible; it is still text."""
     return _CONTROL.sub(lambda found: f"\u27e8U+{ord(found[0]):04X}\u27e9", text.replace("\r\n", "\n"))
 

@@ -12,7 +12,16 @@ from starlette.routing import Route
 
 from moothall.errors import MoothallError, Refused
 from moothall.services.identity import Bearers
-from moothall.services.page.forms import COOKIE, onward, plainly, read_form, sent, set_session, sign_in_form, signed_in
+from moothall.services.page.forms import (
+    COOKIE,
+    onward,
+    plainly,
+    read_form,
+    read_session_form,
+    require_session,
+    set_session,
+    sign_in_form,
+)
 from moothall.services.page.people import Attempts
 from moothall.services.page.provider import Flow, Provider
 from moothall.services.page.sessions import Session, Sessions
@@ -26,7 +35,7 @@ def signing_routes(bearers: Bearers, sessions: Sessions, provider: Provider | No
     sign = _Signing(bearers, sessions)
 
     async def sign_out(request: Request, session: Session) -> Response:
-        await sent(request, session)
+        await read_session_form(request, session)
         sessions.close(session)
         answer = page("signed_out.html", leave=session.leave, name=sessions.elsewhere) if session.leave else redirect("/sign-in")
         answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
@@ -41,7 +50,7 @@ def signing_routes(bearers: Bearers, sessions: Sessions, provider: Provider | No
     return [
         Route("/sign-in", plainly(sign.ask), methods=["GET"]),
         Route("/sign-in", plainly(sign.take), methods=["POST"]),
-        Route("/sign-out", signed_in(sign_out, sessions), methods=["POST"]),
+        Route("/sign-out", require_session(sign_out, sessions), methods=["POST"]),
         *(oidc_routes(provider, sessions) if provider else ()),
         Route("/page.css", stylesheet),
         Route("/page.js", script),

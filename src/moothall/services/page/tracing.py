@@ -15,7 +15,7 @@ from moothall.errors import GraphUnavailable, InvalidRequest, NotFound
 from moothall.repositories.trusted import TrustedRepositories
 from moothall.services.doors import Doors
 from moothall.services.page.drawing import Near, draw_around
-from moothall.services.page.forms import signed_in
+from moothall.services.page.forms import require_session
 from moothall.services.page.sessions import Session, Sessions
 from moothall.services.page.shown import page
 
@@ -56,7 +56,7 @@ def tracing_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         council = own_id(name, session.who.tenant) if label == "Deliberation" else ""
         return page("graph.html", session=session, council=council, **told)
 
-    return [Route("/origins", signed_in(origins, sessions)), Route("/graph", signed_in(graph, sessions))]
+    return [Route("/origins", require_session(origins, sessions)), Route("/graph", require_session(graph, sessions))]
 
 
 def known_repositories(doors: Doors, who: Principal) -> Sequence[str]:

@@ -70,21 +70,21 @@ class ServerSentEvents(Lines):
     media_type = EVENTS
 
 
-async def lines(facts: AsyncGenerator[T, None], told: Callable[[T], str]) -> Lines:
+async def lines(facts: AsyncGenerator[T, None], write: Callable[[T], str]) -> Lines:
     """Return what comes of `facts`, a line each. What is wrong before the first is raised; after it, the last line says so."""
 
-    async def following(first: T | None) -> AsyncGenerator[str, None]:
+    async def generate(first: T | None) -> AsyncGenerator[str, None]:
         async with aclosing(facts):
             try:
                 if first is not None:
-                    yield told(first)
+                    yield write(first)
                     async for fact in facts:
-                        yield told(fact)
+                        yield write(fact)
             except errors.MoothallError as error:
                 yield json.dumps({"code": error.code, "detail": error.message})
 
     try:
-        return Lines(following(await anext(facts, None)))
+        return Lines(generate(await anext(facts, None)))
     except BaseException:
         await facts.aclose()
         raise
@@ -156,7 +156,7 @@ def parse(raw: bytes, kind: type[M]) -> M:
         raise errors.InvalidRequest(f"this is no {name}: {str(error)[:_SAID]}") from None
 
 
-def told(message: ProtoMessage) -> str:
+def to_json(message: ProtoMessage) -> str:
     """Return a message with the names that the protos have; numbers of 64 bits are text, as protobuf's JSON has them."""
     return json_format.MessageToJson(
         message, indent=None, preserving_proto_field_name=True, always_print_fields_with_no_presence=True

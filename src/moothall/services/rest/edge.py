@@ -45,7 +45,7 @@ def answer_errors(app: ASGIApp, calls: int, readers: int) -> ASGIApp:
             return await refusal(scope, receive, send)
         listens = False
 
-        async def sent(message: Message) -> None:
+        async def send_wrapper(message: Message) -> None:
             nonlocal in_hand, listening, listens
             if message["type"] == "http.response.start" and Headers(raw=message["headers"]).get("content-type", "").startswith(
                 EVENTS
@@ -57,7 +57,7 @@ def answer_errors(app: ASGIApp, calls: int, readers: int) -> ASGIApp:
 
         in_hand += 1
         try:
-            await app(scope, receive, sent)
+            await app(scope, receive, send_wrapper)
         except Exception as error:  # noqa: BLE001 - the edge of the process; where an answer has begun, uvicorn ends the connection
             await _response_for(scope, error)(scope, receive, send)
         finally:
@@ -109,7 +109,7 @@ def wants_page(scope: Scope) -> bool:
     return "text/html" in Headers(scope=scope).get("accept", "")
 
 
-def called_rightly(app: ASGIApp, host: str, more: Collection[str]) -> ASGIApp:
+def check_origin(app: ASGIApp, host: str, more: Collection[str]) -> ASGIApp:
     """Refuse what a page of somebody else's makes a browser send: to this address under a name of theirs (DNS rebinding), or
     from their origin. A server that others can reach has TLS, whose certificate holds its names.
     """
@@ -163,14 +163,14 @@ def with_its_client(app: ASGIApp) -> ASGIApp:
             if working is not None:
                 working.cancel()
 
-        async def sent(message: Message) -> None:
+        async def send_wrapper(message: Message) -> None:
             if message["type"] == "http.response.body" and not message.get("more_body"):
                 listening.cancel()  # after an answer uvicorn says that the client is gone, whether it is or not
             await send(message)
 
         listening = asyncio.create_task(listen())
         try:
-            await app(scope, messages.get, sent)
+            await app(scope, messages.get, send_wrapper)
         finally:
             listening.cancel()
 
@@ -188,7 +188,7 @@ def observe(app: ASGIApp, routes: Sequence[Route]) -> ASGIApp:
         parent = given[0] if len(given) == 1 else ""
         started, status, done = perf_counter(), 0, False
 
-        async def sent(message: Message) -> None:
+        async def send_wrapper(message: Message) -> None:
             nonlocal status, done
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -199,10 +199,10 @@ def observe(app: ASGIApp, routes: Sequence[Route]) -> ASGIApp:
 
         with (
             telemetry.span(f"{method} {route}", about, kind="server", parent=parent) as span,
-            metrics.HTTP_REQUESTS_IN_FLIGHT.held(),
+            metrics.HTTP_REQUESTS_IN_FLIGHT.track_inprogress(),
         ):
             try:
-                await app(scope, receive, sent)
+                await app(scope, receive, send_wrapper)
                 done = True
                 span.set({"http.response.status_code": status})
                 if status >= HTTPStatus.INTERNAL_SERVER_ERROR:

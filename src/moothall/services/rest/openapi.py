@@ -74,7 +74,7 @@ def openapi(operations: Iterable[Operation]) -> Schema:
     schemas: dict[str, Schema] = {"Problem": _PROBLEM}
     paths: dict[str, Schema] = {}
     for operation in operations:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation, schemas)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _describe_operation(operation, schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Moothall", "version": __version__},
@@ -84,7 +84,7 @@ def openapi(operations: Iterable[Operation]) -> Schema:
     }
 
 
-def _described(operation: Operation, schemas: dict[str, Schema]) -> Schema:
+def _describe_operation(operation: Operation, schemas: dict[str, Schema]) -> Schema:
     an_id = {"type": "string", "pattern": f"^{ID_PATTERN}$"}
     named = [{"name": name, "in": "path", "required": True, "schema": an_id} for name in _names(operation.path)]
     heeded = [
@@ -105,7 +105,7 @@ def _described(operation: Operation, schemas: dict[str, Schema]) -> Schema:
         "responses": {str(operation.status): told, "default": {"description": "It was refused.", **problem}},
     }
     if operation.takes is not None:
-        described["requestBody"] = {"required": True, **_content(_taken(operation.takes, schemas))}
+        described["requestBody"] = {"required": True, **_content(_request_schema(operation.takes, schemas))}
     return described
 
 
@@ -117,7 +117,7 @@ def _content(schema: Schema) -> Schema:
     return {"content": {"application/json": {"schema": schema}}}
 
 
-def _taken(kind: type[Message | BaseModel], schemas: dict[str, Schema]) -> Schema:
+def _request_schema(kind: type[Message | BaseModel], schemas: dict[str, Schema]) -> Schema:
     if issubclass(kind, BaseModel):
         return kind.model_json_schema()
     return _message(cast("Descriptor", kind.DESCRIPTOR), schemas, told=False)

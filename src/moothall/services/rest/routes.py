@@ -125,11 +125,11 @@ def tool_routes(doors: Doors) -> Sequence[Route]:
         named = call_of(asked.request_id, request.path_params["name"], asked.arguments, asked.deadline)
         return document(dump(await service.call(asked.workspace_id, asked.capability_token, named)))
 
-    async def listing(request: Request) -> Response:
+    async def list_tools(request: Request) -> Response:
         """The tools that the caller's tenant has; with `role`, those that its seats are granted."""
         asked = request.query_params
         filters = _filters(asked)
-        specs = visits.offered(caller(), asked.get("role", ""), asked.get("persona", ""))
+        specs = visits.list_tools(caller(), asked.get("role", ""), asked.get("persona", ""))
         return document({"tools": [entry(spec) for spec in discover(specs, filters)]})
 
     async def workflow(request: Request) -> Response:
@@ -138,8 +138,8 @@ def tool_routes(doors: Doors) -> Sequence[Route]:
         facts = service.run(asked.workspace_id, asked.capability_token, asked.workflow, asked.after_seq)
         return await lines(facts, _line)
 
-    async def parked(_request: Request) -> Response:
-        return document({"parked": [_parked_document(item) for item in service.parked()]})
+    async def list_parked(_request: Request) -> Response:
+        return document({"parked": [_parked_document(item) for item in service.list_parked()]})
 
     async def resolve(request: Request) -> Response:
         service.check_operator()
@@ -150,10 +150,10 @@ def tool_routes(doors: Doors) -> Sequence[Route]:
     return [
         Route("/v1/workspaces", open_workspace, methods=["POST"]),
         Route("/v1/workspaces/{id}", close, methods=["DELETE"]),
-        Route("/v1/tools", listing),
+        Route("/v1/tools", list_tools),
         Route("/v1/tools/{name}", call, methods=["POST"]),
         Route("/v1/workflows", workflow, methods=["POST"]),
-        Route("/v1/parked", parked),
+        Route("/v1/parked", list_parked),
         Route("/v1/parked/{id}", resolve, methods=["POST"]),
     ]
 

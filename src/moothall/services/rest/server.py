@@ -30,7 +30,7 @@ from moothall.services.page.routes import page_routes
 from moothall.services.page.sessions import Sessions
 from moothall.services.protos import Service, services_of
 from moothall.services.rest import edge
-from moothall.services.rest.documents import JSON, document, lines, message, told
+from moothall.services.rest.documents import JSON, document, lines, message, to_json
 from moothall.services.rest.openapi import Operation, openapi
 from moothall.services.rest.routes import OPEN_PATHS, state_routes, tool_routes
 from moothall.services.rest.stories import story_operations
@@ -113,7 +113,7 @@ def application(
     pages = page_routes(doors, bearers, sessions, provider) if "page" in doors.served else []
     links = [_links(sessions)] if pages else []
     operations = story_operations(doors) if "api" in doors.served else []
-    stories = [*(operation.route for operation in operations), _described(operations)]
+    stories = [*(operation.route for operation in operations), _openapi_route(operations)]
     routes = [*state_routes(doors), *tool_routes(doors), *stories, *links, *rpc_routes(services_of(doors)), *pages]
 
     def is_open(scope: Scope) -> bool:
@@ -127,7 +127,7 @@ def application(
         middleware=[
             Middleware(edge.observe, routes),
             Middleware(edge.answer_errors, settings.calls, settings.readers),
-            Middleware(edge.called_rightly, settings.host, settings.hosts),
+            Middleware(edge.check_origin, settings.host, settings.hosts),
             Middleware(edge.authenticate, bearers, is_open),
             Middleware(edge.with_its_client),
         ],
@@ -146,7 +146,7 @@ def _links(sessions: Sessions) -> Route:
     return Route("/api/v1/sign-in-links", link, methods=["POST"])
 
 
-def _described(operations: Iterable[Operation]) -> Route:
+def _openapi_route(operations: Iterable[Operation]) -> Route:
     told = openapi(operations)
 
     async def describe(_request: Request) -> Response:
@@ -190,9 +190,9 @@ def rpc_routes(services: Iterable[Service]) -> list[Route]:
 
 def _route(answer: Any, kind: type[Message], *, stream: bool) -> Callable[[Request], Any]:
     async def one(request: Request) -> Response:
-        return Response(told(await answer(await message(request, kind), None)), media_type=JSON)
+        return Response(to_json(await answer(await message(request, kind), None)), media_type=JSON)
 
     async def several(request: Request) -> Response:
-        return await lines(answer(await message(request, kind), None), told)
+        return await lines(answer(await message(request, kind), None), to_json)
 
     return several if stream else one

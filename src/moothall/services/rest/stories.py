@@ -22,7 +22,7 @@ from moothall.planning.lifecycle import SYSTEM, decide, lifecycle
 from moothall.services.doors import Doors
 from moothall.services.identity import caller
 from moothall.services.orchestrator import OrchestratorService
-from moothall.services.rest.documents import JSON, Body, ServerSentEvents, document, message, told
+from moothall.services.rest.documents import JSON, Body, ServerSentEvents, document, message, to_json
 from moothall.services.rest.openapi import KEY_CHARS, SEQ_DIGITS, Operation
 from moothall.services.stories import Planning
 from moothall.services.storycoach import StoryCoach
@@ -62,7 +62,7 @@ def story_operations(doors: Doors) -> Sequence[Operation]:
 def _of_board(doors: Doors, planning: Planning) -> Sequence[Operation]:
     board, scorer = doors.board, StoryCoach(doors.author)
 
-    async def listing(_request: Request) -> Response:
+    async def list_stories(_request: Request) -> Response:
         """The stories of the caller's tenant."""
         return _answer(await planning.ListStories(pb.ListStoriesRequest(), None))
 
@@ -75,7 +75,7 @@ def _of_board(doors: Doors, planning: Planning) -> Sequence[Operation]:
         """All of one: what GetStory says, its history, and each move from where it stands with what the caller lacks for it."""
         who, name = caller(), request.path_params["id"]
         card = await board.card(name, who)  # first: a seq that is too old is refused later, one too new would hide what came
-        found = json.loads(told(await planning.GetStory(pb.GetStoryRequest(story_id=name), None)))
+        found = json.loads(to_json(await planning.GetStory(pb.GetStoryRequest(story_id=name), None)))
         history = [dump(event) for event in await board.history(name, who)]
         moments = tuple(_Moment(**{fact: event[fact] for fact in _Moment.model_fields}) for event in history)
         more = _Told(seq=str(card.seq), history=moments, moves=_moves(card, who))
@@ -92,7 +92,7 @@ def _of_board(doors: Doors, planning: Planning) -> Sequence[Operation]:
         """With `If-Match`, only from what its caller saw; a move for which evidence is missing is `blocked` and moves nothing."""
         asked = await message(request, pb.TransitionRequest)
         asked.story_id = _same("story_id", asked.story_id, request)
-        return _answer(await planning.move(asked, _seen(request)))
+        return _answer(await planning.move(asked, _read_if_match(request)))
 
     async def score(request: Request) -> Response:
         """What the story coach says of a draft."""
@@ -104,7 +104,7 @@ def _of_board(doors: Doors, planning: Planning) -> Sequence[Operation]:
         return ServerSentEvents(_follow(planning, _number(after, "Last-Event-ID")))
 
     return (
-        Operation("GET", "/api/v1/stories", listing, gives=pb.ListStoriesResponse),
+        Operation("GET", "/api/v1/stories", list_stories, gives=pb.ListStoriesResponse),
         Operation(
             "POST",
             "/api/v1/stories",
@@ -185,12 +185,12 @@ async def _follow(planning: Planning, after: int) -> AsyncGenerator[str, None]:
     yield ": the board\n"  # a line by which a client knows that it is connected
     async with aclosing(planning.WatchStories(pb.WatchStoriesRequest(after_seq=after), None)) as moments:
         async for moment in moments:
-            yield f"id: {moment.seq}\nevent: {moment.event}\ndata: {told(moment)}\n"
+            yield f"id: {moment.seq}\nevent: {moment.event}\ndata: {to_json(moment)}\n"
 
 
 def _moves(card: Card, who: Principal) -> tuple[_Move, ...]:
     found = []
-    for line in lifecycle().leaving(card.stand.state):
+    for line in lifecycle().transitions_from(card.stand.state):
         if SYSTEM in line.by:
             continue
         try:
@@ -204,7 +204,7 @@ def _moves(card: Card, who: Principal) -> tuple[_Move, ...]:
 
 
 def _answer(answer: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(told(answer), status, headers, JSON)
+    return Response(to_json(answer), status, headers, JSON)
 
 
 def _same(name: str, given: str, request: Request) -> str:
@@ -225,7 +225,7 @@ def _key(request: Request, named: str = "") -> str:
     return digest(caller().name, given)
 
 
-def _seen(request: Request) -> int | None:
+def _read_if_match(request: Request) -> int | None:
     given = request.headers.get("if-match")
     return None if given is None else _number(given.removeprefix('"').removesuffix('"'), "If-Match")
 

@@ -88,7 +88,7 @@ class Running:
 
 @asynccontextmanager
 async def chromium(
-    settings: Browser, sandbox: Sandbox, destinations: Destinations, heard: Callable[[str, Message], None]
+    settings: Browser, sandbox: Sandbox, destinations: Destinations, hear: Callable[[str, Message], None]
 ) -> AsyncIterator[Running]:
     """Run a browser for as long as the context lasts. Raises `CallFailed`, `SandboxUnavailable`."""
     program = find_chromium(settings)
@@ -105,7 +105,7 @@ async def chromium(
                 proxy = await stack.enter_async_context(proxying(destinations, listening, settings.transfer_bytes))
                 reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_MESSAGE_BYTES)
                 stack.callback(writer.transport.abort)
-                tools = DevTools(reader, writer, heard)
+                tools = DevTools(reader, writer, hear)
                 await tools.attach()
         except (TimeoutError, ConnectionError, Gone) as error:
             raise CallFailed(f"the browser did not start: {_why(inside)}") from error

@@ -17,10 +17,10 @@ class Gone(CallFailed):
 
 
 class DevTools:
-    """A session with one page. Events are told to `heard` while an answer is waited for. Dialogs are dismissed."""
+    """A session with one page. Events are told to `hear` while an answer is waited for. Dialogs are dismissed."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: Callable[[str, Message], None]) -> None:
-        self._reader, self._writer, self._heard = reader, writer, heard
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hear: Callable[[str, Message], None]) -> None:
+        self._reader, self._writer, self._hear = reader, writer, hear
         self._last = 0
         self._session = ""
 
@@ -73,5 +73,5 @@ class DevTools:
             told = message.get("params", {})
             if method == "Page.javascriptDialogOpening":  # at once: what raised it does not go on before
                 self.send("Page.handleJavaScriptDialog", accept=told.get("type") == "beforeunload")
-            self._heard(method, told)
+            self._hear(method, told)
         return message

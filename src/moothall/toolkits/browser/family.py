@@ -30,7 +30,7 @@ class BrowserFamily(Family[Browser]):
         del settings
         return SPECS
 
-    def missing(self, settings: Settings, tenant: str) -> Mapping[str, str]:
+    def missing_settings(self, settings: Settings, tenant: str) -> Mapping[str, str]:
         """See `Family`."""
         from moothall.toolkits.browser.chromium import find_chromium
 

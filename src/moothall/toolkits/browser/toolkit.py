@@ -83,7 +83,7 @@ class BrowserTools:
                 except (CallFailed, InvalidRequest, Refused) as error:
                     raise type(error)(f"{_describe(number, action)}: {error.message}") from error
                 results.append({"do": action["do"], **done})
-            output = {**await page.place(), "results": results[1:], "refused": page.refused()}
+            output = {**await page.place(), "results": results[1:], "refused": page.refused_hosts()}
             picture = page.picture
         if picture:
             await in_workspace(workspace, call, "files.store", {"path": call.arguments["path"], "content": picture})
@@ -144,7 +144,7 @@ class _Page:
             case "type":
                 await self._type(selector, action["text"])
             case "wait":
-                await self._found(_THERE, selector)
+                await self._find(_THERE, selector)
             case "text":
                 return await self._text(selector or "body")
             case "screenshot":
@@ -156,42 +156,42 @@ class _Page:
         info = (await self._tools.call("Target.getTargetInfo"))["targetInfo"]
         return {"url": str(info.get("url", ""))[:2000], "title": str(info.get("title", ""))[:300]}
 
-    def refused(self) -> list[str]:
+    def refused_hosts(self) -> list[str]:
         """Return the hosts that were asked for in vain, each with its reason."""
         return [f"{host}:{port}: {reason}" for (host, port), reason in self._proxy.refused.items()][:_MOST_REFUSED]
 
     async def _open(self, text: str) -> None:
         url = self._destinations.check(text)
         answer = await self._tools.call("Page.navigate", url=str(url))
-        await self._settled()
+        await self._settle()
         if reason := self._proxy.refused.get((url.host or "", url.port or 0)):
             raise Refused(reason)
-        await self._allowed()
+        await self._check_allowed()
         if reason := answer.get("errorText"):
             raise CallFailed(f"{url.host} cannot be opened: {reason}")
 
     async def _click(self, selector: str) -> None:
-        x, y = await self._found(_PLACE, selector)
+        x, y = await self._find(_PLACE, selector)
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             button = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
             await self._tools.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
-        await self._settled()
-        await self._allowed()
+        await self._settle()
+        await self._check_allowed()
 
     async def _type(self, selector: str, text: str) -> None:
-        if not await self._found(_FOCUS, selector):
+        if not await self._find(_FOCUS, selector):
             raise CallFailed("nothing can be typed there")
         await self._tools.call("Input.insertText", text=text.rstrip("\n"))
         if text.endswith("\n"):
             key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13}
             await self._tools.call("Input.dispatchKeyEvent", type="keyDown", text="\r", **key)
             await self._tools.call("Input.dispatchKeyEvent", type="keyUp", **key)
-        await self._settled()
-        await self._allowed()
+        await self._settle()
+        await self._check_allowed()
 
     async def _text(self, selector: str) -> Output:
         most = self._settings.text_chars
-        text = str(await self._found(_TEXT % (most + 1), selector))
+        text = str(await self._find(_TEXT % (most + 1), selector))
         return {"text": text[:most], "truncated": len(text) > most}
 
     async def _screenshot(self) -> Output:
@@ -202,7 +202,7 @@ class _Page:
         self.picture = picture
         return {"bytes": size}
 
-    async def _settled(self) -> None:
+    async def _settle(self) -> None:
         """Wait until nothing loads any more: what an action starts, it starts at once."""
         await self._pause(_SETTLE_SECONDS)
         while self._heard.loading:
@@ -214,7 +214,7 @@ class _Page:
         if self._heard.crashed:
             raise Gone("the page crashed: it ran out of memory, or broke the browser")
 
-    async def _allowed(self) -> None:
+    async def _check_allowed(self) -> None:
         """A page that led to where no tool may go is not read on."""
         if self._proxy.left < 0:
             raise CallFailed(f"the page loaded more than {self._settings.transfer_bytes} bytes (browser.transfer_bytes)")
@@ -229,7 +229,7 @@ class _Page:
         if url.scheme not in {"http", "https", "about", "data", "blob", "chrome-error"}:
             raise Refused(f"pages of the scheme {url.scheme[:20]!r} are not opened")
 
-    async def _found(self, script: str, selector: str) -> Any:
+    async def _find(self, script: str, selector: str) -> Any:
         """Return what a script says of the first element that fits, once there is one."""
         while True:
             world = await self._tools.call("Page.createIsolatedWorld", frameId=self._heard.frame, worldName="moothall")

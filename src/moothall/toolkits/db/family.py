@@ -34,7 +34,7 @@ class DbFamily(Family[Db]):
 
         return [_changes(spec) for spec in SPECS] if self.own(settings).write else SPECS
 
-    def missing(self, settings: Settings, tenant: str) -> Mapping[str, str]:
+    def missing_settings(self, settings: Settings, tenant: str) -> Mapping[str, str]:
         """See `Family`."""
         own = self.own(settings)
         whose = f" in [db.tenants.{tenant}]" if tenant in own.tenants else ""

@@ -6,11 +6,11 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from moothall.tools.arguments import Arguments, matching
+from moothall.tools.arguments import Arguments, must_match
 from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Cost, Danger, Example, Requirements, ToolSpec
 
-_COMMAND = matching(r"[A-Za-z][A-Za-z0-9_.]*(?: [A-Za-z]+)?", "a Redis command such as GET or OBJECT ENCODING")
+_COMMAND = must_match(r"[A-Za-z][A-Za-z0-9_.]*(?: [A-Za-z]+)?", "a Redis command such as GET or OBJECT ENCODING")
 
 Query = Annotated[str, Field(min_length=1, max_length=20_000)]
 Value = Annotated[str, Field(max_length=100_000)]

@@ -64,7 +64,7 @@ class DockerEngine:
         except ValueError as error:
             raise CallFailed("the container engine answered with what is no JSON") from error
 
-    async def said(
+    async def read_output(
         self, method: str, path: str, most: int, *, query: Mapping[str, Any] | None = None, body: Any = None
     ) -> tuple[str, bool]:
         """Return what a container said, both its streams as they came, and whether it was cut at `most` bytes."""

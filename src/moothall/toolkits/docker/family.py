@@ -32,7 +32,7 @@ class DockerFamily(Family[Docker]):
         del settings
         return SPECS
 
-    def missing(self, settings: Settings, tenant: str) -> Mapping[str, str]:
+    def missing_settings(self, settings: Settings, tenant: str) -> Mapping[str, str]:
         """See `Family`."""
         del tenant  # one engine is all tenants'
         lack = "MOOTHALL_DOCKER__HOST, unix:// and an engine's socket, is not set"
@@ -45,7 +45,7 @@ class DockerFamily(Family[Docker]):
 
         tools = DockerTools(self.own(settings))
         async with beside(tools.run(), "containers"):
-            yield Opened(tools.call, tools.left)
+            yield Opened(tools.call, tools.close_workspace)
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
         """Ask the engine what it is, and whether it can bound containers."""

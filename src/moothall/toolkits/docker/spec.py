@@ -7,14 +7,14 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from moothall.tools.arguments import Arguments, NoArguments, Path, matching
+from moothall.tools.arguments import Arguments, NoArguments, Path, must_match
 from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Cost, Danger, Example, Requirements, ToolSpec
 
-_TAG = matching(r"[a-z0-9][a-z0-9._-]*", "a tag such as app or app-2")
-_IMAGE = matching(r"[a-z0-9][A-Za-z0-9._/:@-]*", "a tag that docker.build made, or an image such as python:3.12-slim")
-_CONTAINER = matching(r"[0-9a-f]{12,64}", "the id of a container as docker.run and docker.ps give it")
-_VARIABLE = matching(r"[A-Za-z_][A-Za-z0-9_]*=[^\x00]*", "NAME=value")
+_TAG = must_match(r"[a-z0-9][a-z0-9._-]*", "a tag such as app or app-2")
+_IMAGE = must_match(r"[a-z0-9][A-Za-z0-9._/:@-]*", "a tag that docker.build made, or an image such as python:3.12-slim")
+_CONTAINER = must_match(r"[0-9a-f]{12,64}", "the id of a container as docker.run and docker.ps give it")
+_VARIABLE = must_match(r"[A-Za-z_][A-Za-z0-9_]*=[^\x00]*", "NAME=value")
 
 Words = Annotated[list[Annotated[str, Field(max_length=10_000)]], Field(max_length=100)]
 Container = Annotated[str, Field(min_length=12, max_length=64), _CONTAINER]

@@ -74,7 +74,7 @@ class DockerTools:
         except MoothallError as error:
             log.warning("containers could not be swept", error=error.message)
 
-    async def left(self, workspace: str) -> None:
+    async def close_workspace(self, workspace: str) -> None:
         """Remove all that a workspace has, now that it ends. What cannot be removed is left to its expiry."""
         for owner in self._owners.pop(workspace, ()):
             async with engine_at(self._host) as engine:
@@ -160,7 +160,7 @@ class _Mine:
 
     async def build(self, context: Context, tag: str) -> Output:
         settings = self._settings
-        for image in dockerfile.check(context.dockerfile, self._allowed, runs=settings.build_runs):
+        for image in dockerfile.check(context.dockerfile, self._is_allowed, runs=settings.build_runs):
             await self._image(image)  # it is there: nothing is pulled
         built = await _list_labelled(self._engine, "images", f"{_OWNER}={self._owner}")
         if len({image["Labels"].get(_TAG) for image in built} - {tag}) >= settings.built:
@@ -200,7 +200,7 @@ class _Mine:
                 kept = True
                 return {"container": container[:_SHORT], "exit_code": None, "output": ""}
             ended = await self._engine.ask("POST", f"/containers/{container}/wait")
-            output, cut = await self._said(container, 10_000)
+            output, cut = await self._read_logs(container, 10_000)
             more = {"killed": "memory"} if (await self._state(container)).get("OOMKilled") else {}
             return {"container": container[:_SHORT], "exit_code": ended["StatusCode"], "output": output, "truncated": cut, **more}
         finally:
@@ -214,7 +214,7 @@ class _Mine:
         ended = False
         try:
             body = {"Detach": False, "Tty": False}
-            output, cut = await self._engine.said("POST", f"/exec/{made}/start", self._settings.output_bytes, body=body)
+            output, cut = await self._engine.read_output("POST", f"/exec/{made}/start", self._settings.output_bytes, body=body)
             ended = True
         finally:
             if not ended:  # an engine ends no command by itself: its container goes with it
@@ -236,7 +236,7 @@ class _Mine:
         }
 
     async def logs(self, container: str, lines: int) -> Output:
-        output, cut = await self._said(await self._own(container), lines)
+        output, cut = await self._read_logs(await self._own(container), lines)
         return {"output": output, "truncated": cut}
 
     async def stop(self, container: str) -> Output:
@@ -263,15 +263,15 @@ class _Mine:
         state: Mapping[str, Any] = (await self._engine.ask("GET", f"/containers/{container}/json"))["State"]
         return state
 
-    async def _said(self, container: str, lines: int) -> tuple[str, bool]:
+    async def _read_logs(self, container: str, lines: int) -> tuple[str, bool]:
         query = {"stdout": "1", "stderr": "1", "tail": str(lines)}
-        return await self._engine.said("GET", f"/containers/{container}/logs", self._settings.output_bytes, query=query)
+        return await self._engine.read_output("GET", f"/containers/{container}/logs", self._settings.output_bytes, query=query)
 
     async def _kill(self, container: str) -> None:
         with suppress(NotFound, InvalidRequest):
             await self._engine.ask("POST", f"/containers/{container}/kill")
 
-    def _allowed(self, image: str) -> bool:
+    def _is_allowed(self, image: str) -> bool:
         return any(fnmatchcase(image, pattern) for pattern in self._settings.images)
 
     def _reference(self, tag: str) -> str:
@@ -294,7 +294,7 @@ class _Mine:
         if not set(image) & set("/:@"):
             with suppress(NotFound):
                 return {**await self._image(self._reference(image)), "reference": self._reference(image), "tag": image}
-        if not self._allowed(image):
+        if not self._is_allowed(image):
             raise Refused(f"{image[:100]!r} is no image of this workspace, nor one that may be run here (docker.images)")
         return {**await self._image(image), "reference": image, "tag": image}
 

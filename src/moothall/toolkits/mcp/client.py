@@ -40,7 +40,7 @@ def telling(name: str, ended: Ended) -> Iterator[None]:
     except MoothallError:
         raise
     except Exception as error:
-        raise _told(name, ended.why, tuple(_leaves(error))) from error
+        raise _as_error(name, ended.why, tuple(_leaves(error))) from error
 
 
 def _leaves(error: Exception) -> Iterator[Exception]:
@@ -52,7 +52,7 @@ def _leaves(error: Exception) -> Iterator[Exception]:
         yield error
 
 
-def _told(name: str, why: str, errors: Sequence[Exception]) -> MoothallError:
+def _as_error(name: str, why: str, errors: Sequence[Exception]) -> MoothallError:
     """Return what is said of whatever the SDK, and what it stands on, make of what a server does."""
     for error in errors:
         if isinstance(error, MoothallError):

@@ -29,11 +29,11 @@ class McpFamily(Family[Mcp]):
         own = self.own(settings)
         if not own.servers:
             return ()
-        from moothall.toolkits.mcp.spec import taken
+        from moothall.toolkits.mcp.spec import taken_tools
 
-        return [one.spec for one in taken(settings, own)]
+        return [one.spec for one in taken_tools(settings, own)]
 
-    def missing(self, settings: Settings, tenant: str) -> Mapping[str, str]:
+    def missing_settings(self, settings: Settings, tenant: str) -> Mapping[str, str]:
         """Another tenant's are there for nobody else."""
         own = self.own(settings)
         closed = {name for name, server in own.servers.items() if server.tenants and tenant not in server.tenants}
@@ -50,22 +50,22 @@ class McpFamily(Family[Mcp]):
         """Servers that live on end with their workspaces, and at the end."""
         tools = self.tools(settings)
         try:
-            yield Opened(tools.call, tools.left)
+            yield Opened(tools.call, tools.close_workspace)
         finally:
             await tools.close()
 
     def tools(self, settings: Settings) -> McpTools:
         """Return what runs them, and asks servers what they offer. Raises `ConfigurationError`."""
-        from moothall.toolkits.mcp.spec import taken
+        from moothall.toolkits.mcp.spec import taken_tools
         from moothall.toolkits.mcp.toolkit import McpTools
 
         own = self.own(settings)
-        return McpTools(settings, own, WebFamily().own(settings), taken(settings, own))
+        return McpTools(settings, own, WebFamily().own(settings), taken_tools(settings, own))
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
         """Ask each server what it offers, and compare it with what was taken."""
         from moothall.domain.overview import Finding
-        from moothall.toolkits.mcp.spec import read_offers, taken
+        from moothall.toolkits.mcp.spec import read_offers, taken_tools
 
         own = self.own(settings)
         if not own.servers:
@@ -73,7 +73,7 @@ class McpFamily(Family[Mcp]):
         for name in own.servers:
             part, again = f"tools mcp.{name}.*", f"`moothall tools take {name}` shows what it offers and takes it"
             try:
-                held = {one.offer.name: one.offer.digest for one in taken(settings, own) if one.server == name}
+                held = {one.offer.name: one.offer.digest for one in taken_tools(settings, own) if one.server == name}
                 offered = read_offers(name, own, await self.tools(settings).offers(name))
             except MoothallError as error:
                 yield Finding(

@@ -217,7 +217,7 @@ async def over_http(server: Server, destinations: Destinations, most: int, ended
             proxy=f"http://127.0.0.1:{listening.getsockname()[1]}",
             trust_env=False,
             timeout=httpx2.Timeout(None, connect=_CONNECT),
-            event_hooks={"response": [_unpacked]},
+            event_hooks={"response": [_check_encoding]},
         ) as client,
         streamable_http_client(server.url, http_client=client, max_sse_event_size=most) as streams,
     ):
@@ -228,7 +228,7 @@ async def over_http(server: Server, destinations: Destinations, most: int, ended
                 ended.because(f"it sent more than {most} bytes (mcp.receive_bytes)")
 
 
-async def _unpacked(response: httpx2.Response) -> None:
+async def _check_encoding(response: httpx2.Response) -> None:
     """A few packed bytes may unpack to any number."""
     if response.headers.get("Content-Encoding", "identity").strip().lower() not in {"", "identity"}:
         raise CallFailed("it answered in a content encoding that was not asked for")

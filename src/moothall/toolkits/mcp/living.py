@@ -44,7 +44,7 @@ class Living:
         try:
             async with connected(self._name, link, self._seconds, self.ended) as client:
                 self.client.set_result(client)
-                await self._unused()
+                await self._wait_unused()
         except MoothallError as error:
             self._fail(error)
         finally:
@@ -56,7 +56,7 @@ class Living:
             self.client.set_exception(error)
             self.client.exception()  # it is told where somebody waits for it; nobody has to
 
-    async def _unused(self) -> None:
+    async def _wait_unused(self) -> None:
         """Return when it is to end, has ended by itself, or nobody used it for long enough."""
         while (left := self.used + self._keep - monotonic()) > 0 or self.turn.locked():
             try:
@@ -78,7 +78,7 @@ class Household:
     @asynccontextmanager
     async def call(self, key: Key, start: Callable[[], Living]) -> AsyncIterator[Client]:
         """Have a server for one call. Raises `CallFailed` where it ended since the last one, or does now; the next call starts another."""
-        living = self._living.get(key) or self._started(key, start)
+        living = self._living.get(key) or self._start(key, start)
         async with living.turn, self._slots:
             if living.over():
                 self._forget(key, living)
@@ -101,7 +101,7 @@ class Household:
             finally:
                 living.used = monotonic()
 
-    async def left(self, workspace: str) -> None:
+    async def close_workspace(self, workspace: str) -> None:
         """End those of a workspace, which ends itself."""
         await self._end([key for key in self._living if key[1] == workspace], "its workspace has ended", workspace)
 
@@ -115,7 +115,7 @@ class Household:
         if going := [task for task, whose in self._going.items() if workspace in {"", whose}]:
             await asyncio.wait(going)
 
-    def _started(self, key: Key, start: Callable[[], Living]) -> Living:
+    def _start(self, key: Key, start: Callable[[], Living]) -> Living:
         up = [one for one in self._living.values() if not one.over()]
         if len(up) >= self._most:
             idle = [one for one in up if not one.turn.locked()]

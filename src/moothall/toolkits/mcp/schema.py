@@ -24,7 +24,7 @@ class Given(Arguments):
     model_config = ConfigDict(validate_by_alias=True, validate_by_name=False, serialize_by_alias=True)
 
     @model_serializer(mode="wrap")
-    def _given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _dump_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         kept = {
             field.alias or name
             for name, field in type(self).model_fields.items()
@@ -61,7 +61,7 @@ class _Reading:
         for number, (name, shape) in enumerate(properties.items()):
             if not _NAME.fullmatch(name):
                 raise ValueError(f"{name[:40]!r} is no name of an argument that is taken: letters, digits and _ . -")
-            kind, own = self.kind(shape, depth + 1), f"argument_{number}" if _taken(name) else name
+            kind, own = self.kind(shape, depth + 1), f"argument_{number}" if _is_reserved(name) else name
             alias = None if own == name else name
             if name in required:
                 fields[own] = (kind, Field(alias=alias))
@@ -102,7 +102,7 @@ class _Reading:
     def _one(self, named: str, shape: Mapping[str, Any], depth: int, within: tuple[str, ...]) -> Any:
         if named == "array":
             items = self.kind(shape.get("items", True), depth + 1, within)
-            return Annotated[list[items], Field(max_length=_bound(shape, "maxItems", _ITEMS))]  # type: ignore[valid-type]
+            return Annotated[list[items], Field(max_length=_read_bound(shape, "maxItems", _ITEMS))]  # type: ignore[valid-type]
         if named == "object":
             if shape.get("properties"):
                 return self.model(shape, depth)
@@ -111,7 +111,7 @@ class _Reading:
         if named not in _PLAIN:
             raise ValueError(f"its schema has the type {named[:40]!r}, which JSON does not know")
         if named == "string":
-            return Annotated[str, Field(max_length=_bound(shape, "maxLength", MAX_CONTENT))]
+            return Annotated[str, Field(max_length=_read_bound(shape, "maxLength", MAX_CONTENT))]
         if named in {"integer", "number"}:
             bounds = {
                 ours: shape[theirs] for ours, theirs in (("ge", "minimum"), ("le", "maximum")) if _finite(shape.get(theirs))
@@ -128,9 +128,9 @@ def _object(value: Any, *, strict: bool = False) -> Mapping[str, Any]:
     return {}
 
 
-def _taken(name: str) -> bool:
+def _is_reserved(name: str) -> bool:
     """Whether a model cannot have a field of that name."""
-    return not name.isidentifier() or name.startswith(("_", "model_")) or hasattr(BaseModel, name) or name == "_given"
+    return not name.isidentifier() or name.startswith(("_", "model_")) or hasattr(BaseModel, name)
 
 
 def _check_defaults(model: type[Arguments], required: Any) -> None:
@@ -161,7 +161,7 @@ def _any_of(kinds: list[Any]) -> Any:
     return reduce(lambda one, other: Union[one, other], kinds)  # noqa: UP007 - of values, not of written types
 
 
-def _bound(shape: Mapping[str, Any], word: str, most: int) -> int:
+def _read_bound(shape: Mapping[str, Any], word: str, most: int) -> int:
     given = shape.get(word)
     return min(given, most) if isinstance(given, int) and given >= 0 else most
 

@@ -131,7 +131,7 @@ def list_file(settings: Settings, own: Mcp, server: str) -> Path:
     return (own.folder or settings.data_dir / "mcp") / f"{server}.json"
 
 
-def taken(settings: Settings, own: Mcp) -> Sequence[Taken]:
+def taken_tools(settings: Settings, own: Mcp) -> Sequence[Taken]:
     """Return the tools that were taken, those of one server after the other's. Raises `ConfigurationError` for a file that is no such list."""
     found: list[Taken] = []
     for name, server in own.servers.items():
@@ -143,11 +143,11 @@ def taken(settings: Settings, own: Mcp) -> Sequence[Taken]:
             continue
         except OSError as error:
             raise ConfigurationError(f"{file}: {error.strerror}") from error
-        found += _read(str(file), name, text, _said_of(own, server, name))
+        found += _read(str(file), name, text, _settings_text(own, server, name))
     return found
 
 
-def _said_of(own: Mcp, server: Server, name: str) -> str:
+def _settings_text(own: Mcp, server: Server, name: str) -> str:
     """What the settings say that a tool's entry goes by, as a text."""
     return own.model_copy(
         update={"servers": {name: server.model_copy(update={"credentials": {}, "credentials_file": None})}}

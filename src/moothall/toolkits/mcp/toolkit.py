@@ -45,10 +45,10 @@ class McpTools:
         late = ToolStatus.OUTCOME_UNKNOWN if known.spec.outside and "change" in known.spec.tags else ToolStatus.TIMEOUT
         return await answer_within(call, self._own.seconds, self._output(call, known, workspace, tenant), late=late)
 
-    async def left(self, workspace: str) -> None:
+    async def close_workspace(self, workspace: str) -> None:
         """End the servers that live for a workspace."""
         if self._household:
-            await self._household.left(workspace)
+            await self._household.close_workspace(workspace)
 
     async def close(self) -> None:
         """End all servers that live on."""

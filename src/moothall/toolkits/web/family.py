@@ -27,7 +27,7 @@ class WebFamily(Family[Http]):
         del settings
         return SPECS
 
-    def missing(self, settings: Settings, tenant: str) -> Mapping[str, str]:
+    def missing_settings(self, settings: Settings, tenant: str) -> Mapping[str, str]:
         """See `Family`."""
         del tenant  # one search server is all tenants'
         if self.own(settings).search_url:

@@ -7,13 +7,13 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from moothall.tools.arguments import Arguments, Path, Text, matching
+from moothall.tools.arguments import Arguments, Path, Text, must_match
 from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Cost, Danger, Example, Rate, Requirements, ToolSpec
 
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _MOST_HEADERS = 30
-_ENGINE = matching(r"[A-Za-z0-9 _.-]+", "the name of a search engine such as wikipedia")
+_ENGINE = must_match(r"[A-Za-z0-9 _.-]+", "the name of a search engine such as wikipedia")
 _OURS = frozenset(
     [
         "host",

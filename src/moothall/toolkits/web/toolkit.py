@@ -45,7 +45,7 @@ class WebTools:
             case "web.fetch":
                 return _page(await self._get(str(args["url"])))
             case "web.search":
-                return await self._found(str(args["query"]), list(args["engines"]))
+                return await self._search_web(str(args["query"]), list(args["engines"]))
         answer = await self._exchange.call(
             _METHODS[call.tool],
             str(args["url"]),
@@ -83,7 +83,7 @@ class WebTools:
         )
         return {"status": answer.status, "url": answer.url, "path": args["path"], "bytes": len(body)}
 
-    async def _found(self, query: str, engines: list[str]) -> Output:
+    async def _search_web(self, query: str, engines: list[str]) -> Output:
         root = self._settings.search_url
         if not root:
             raise CallFailed("no search server is configured (MOOTHALL_HTTP__SEARCH_URL: the root of a SearXNG server)")

@@ -235,14 +235,14 @@ class JobBox(Box):
             await asyncio.wait({task})
         await self._cluster.remove(self.job)
 
-    def _said(self) -> str:
+    def _log_tail(self) -> str:
         return self._why or (f"pod of {self.job}: {self._trunk.why}" if self._trunk.why else "")
 
     def _note(self, text: str) -> None:
         with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as log:
             log.write(text)
 
-    def _killed_for_memory(self) -> int:
+    def _count_memory_kills(self) -> int:
         return 0  # the kernel tells the cluster: its pod is lost, and says so
 
     async def _disk_is_full(self) -> bool:
@@ -294,13 +294,13 @@ class CodeBox(Box):
         self._link = None
         await super().close(keep=keep)
 
-    def _said(self) -> str:
-        return self._beside._said()  # noqa: SLF001 - two ends of one pod
+    def _log_tail(self) -> str:
+        return self._beside._log_tail()  # noqa: SLF001 - two ends of one pod
 
     def _note(self, text: str) -> None:
         self._beside._note(text)  # noqa: SLF001 - as above
 
-    def _killed_for_memory(self) -> int:
+    def _count_memory_kills(self) -> int:
         return 0
 
     async def _disk_is_full(self) -> bool:

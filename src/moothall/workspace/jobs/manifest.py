@@ -34,7 +34,7 @@ def containers(place: Place, runner: Runner) -> dict[int, str]:
     return {HANDS: "hands", **({CODE: "code"} if blocks else {})}
 
 
-def shown(place: Place) -> dict[str, str]:
+def visible_folders(place: Place) -> dict[str, str]:
     """Return the folders of this machine that a set-up sees where they lie here, each by the name of its volume."""
     ro = place.reach.ro if place.reach else ()
     return {f"shown-{number}": inside for number, (path, inside) in enumerate(ro) if path.is_dir()}
@@ -45,7 +45,7 @@ def job(name: str, host: str, place: Place, settings: Settings, bus: Mapping[str
     jobs = settings.jobs
     beside = containers(place, settings.runner)
     labels = {LABEL: NAME, HOST: host}
-    folders = shown(place)
+    folders = visible_folders(place)
     volumes = ("tree", "env", "config", *folders, *(f"link-{one}" for one in beside.values()))
     told = json.dumps({"name": name, "names": beside, "proxied": place.reach is not None})
     pod: dict[str, Any] = {
@@ -102,7 +102,7 @@ def _hands(name: str, place: Place, settings: Settings) -> dict[str, Any]:
     """A container that runs what a model wrote: no credentials, no environment of ours, nothing to write to but its files."""
     limits = place.limits or settings.sandbox
     proxied = place.reach is not None and name == "hands"
-    options = place.confined(limits, program=place.program, own_users=False, cgroup=False, proxied=proxied)
+    options = place.describe_walls(limits, program=place.program, own_users=False, cgroup=False, proxied=proxied)
     cpu = settings.jobs.cpu
     return {
         "name": name,
@@ -116,7 +116,7 @@ def _hands(name: str, place: Place, settings: Settings) -> dict[str, Any]:
             {"name": "tree", "mountPath": WORKSPACE},
             {"name": "env", "mountPath": ENVIRONMENT, "readOnly": not place.env_writable},
             {"name": "config", "mountPath": "/opt/config", "readOnly": True},
-            *({"name": one, "mountPath": inside, "readOnly": True} for one, inside in shown(place).items()),
+            *({"name": one, "mountPath": inside, "readOnly": True} for one, inside in visible_folders(place).items()),
             {"name": f"link-{name}", "mountPath": "/link"},
             {"name": f"tmp-{name}", "mountPath": "/tmp"},  # noqa: S108 - inside the container
             {"name": f"shm-{name}", "mountPath": "/dev/shm"},  # noqa: S108 - inside the container

@@ -36,11 +36,11 @@ class Carrier:
 
 
 class Trunk:
-    """One end. `accepted` is called with a stream that the other end opened."""
+    """One end. `accept` is called with a stream that the other end opened."""
 
-    def __init__(self, carrier: Carrier, there: str, here: str, accepted: Callable[[int, Streams], None] | None = None) -> None:
+    def __init__(self, carrier: Carrier, there: str, here: str, accept: Callable[[int, Streams], None] | None = None) -> None:
         self._carrier, self._there, self._here = carrier, there, here
-        self._accepted = accepted
+        self._accept = accept
         self._streams: dict[int, asyncio.StreamWriter] = {}
         self._arrived: dict[int, asyncio.Queue[bytes]] = {}
         self._sent = self._acked = self._last = 0
@@ -163,15 +163,15 @@ class Trunk:
 
     async def _take(self, stream: int, message: bytes) -> None:
         if stream not in self._arrived:
-            if stream >= FIRST and (self._accepted is None or stream <= self._newest):
+            if stream >= FIRST and (self._accept is None or stream <= self._newest):
                 await self._acknowledge(message)
                 return  # for what is closed here already
             self._arrived[stream] = asyncio.Queue()
-            if stream >= FIRST and self._accepted is not None:
+            if stream >= FIRST and self._accept is not None:
                 self._newest = stream
                 ours, theirs = socket.socketpair()
                 await self.join(stream, await asyncio.open_connection(sock=theirs))
-                self._accepted(stream, await asyncio.open_connection(sock=ours))
+                self._accept(stream, await asyncio.open_connection(sock=ours))
         self._arrived[stream].put_nowait(message)
 
     async def _beat(self) -> None:

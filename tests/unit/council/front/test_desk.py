@@ -121,7 +121,7 @@ async def test_an_id_is_each_tenants_own(desk: Desk, bus: MemoryBus) -> None:
         await desk.result("mine", LOCAL)
     ours = await desk.submit(DeliberationRequest(description="y", role="dev", task_id="mine"), LOCAL)
     assert (ours.task_id, theirs.task_id) == ("mine", "mine")
-    assert await bus.known(Channel.RESULTS) == ["elsewhere_mine", "mine"]
+    assert await bus.list_ids(Channel.RESULTS) == ["elsewhere_mine", "mine"]
     key = "elsewhere_mine"
     told = {"task_id": key, "call_id": f"{key}/agent-dev-001/propose/0.1", "note": f"of {key}"}
     await bus.publish(new_event(EventType.MODEL_CALLED, key, told, tenant="elsewhere"))

@@ -147,6 +147,21 @@ async def test_a_fork_of_a_fork_has_the_turns_of_both(council: Any) -> None:
     assert len(of(events, EventType.SEAT_TURN)) == 3
 
 
+async def test_a_fork_of_a_fork_goes_on_after_both_turns_that_were_the_end(council: Any) -> None:
+    def answer(_body: Any, headers: Any) -> str:
+        turn = int(step_of(headers).split(".")[1])
+        return (append(), NOTE, act(("files.write", {"path": "MORE.md", "content": "second\n"})))[min(turn, 3) - 1]
+
+    async with council(answer) as house:
+        await begun(house.bus, house.deliberation("single", 1))
+        await house.run(house.deliberation("single", 1))
+        first = await fork(house, 1, "Note it.")
+        await run(house, first)
+        events = await run(house, await fork(house, 2, "Note more.", of_=first.task_id))
+    assert [data["turn"] for data in of(events, EventType.SEAT_TURN)] == [1, 2, 3]
+    assert "MORE.md" in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
+
+
 async def test_what_it_was_forked_from_is_gone(council: Any) -> None:
     async with council(script) as house:
         await begun(house.bus, house.deliberation("single", 1))

@@ -10,7 +10,7 @@ import pytest
 from moothall.config import Limits, Llm, Models
 from moothall.council.front.desk import Desk
 from moothall.council.front.request import Defaults
-from moothall.council.front.thread import EndedTask, told_of
+from moothall.council.front.thread import EndedTask, thread_text
 from moothall.council.prompting.prompts import shared_text
 from moothall.council.prompting.text import tokens
 from moothall.domain.codec import dump
@@ -89,18 +89,18 @@ async def test_the_older_is_condensed_and_the_oldest_left_out() -> None:
         EndedTask(replace(one, description=f"question {n}"), answered(one, f"answer {n} " + "word " * 400))
         for n in range(30, 0, -1)
     ]
-    told = told_of(before, 2000)
+    told = thread_text(before, 2000)
     assert tokens(told) <= 2000
     assert all(words in told for words in ("question 30", "answer 30", "question 29"))
     assert "question 1\n" not in told
-    whole = told_of(before[:2], 100_000)
+    whole = thread_text(before[:2], 100_000)
     assert whole.count("word") == 2 * 400
     assert told.index("question 29") < told.index("question 30")
 
 
 async def test_what_has_no_answer_says_why() -> None:
     one = deliberation("one")
-    told = told_of([EndedTask(one, Outcome("one", DeliberationStatus.FAILED, error_message="out of turns"))], 1000)
+    told = thread_text([EndedTask(one, Outcome("one", DeliberationStatus.FAILED, error_message="out of turns"))], 1000)
     assert "(no answer: out of turns)" in told
 
 

@@ -105,7 +105,7 @@ async def test_the_graph_is_asked_for_no_more_than_is_wanted(scope: str) -> None
 
 @pytest.mark.parametrize(("role", "phase"), [("data", "coach"), ("po", "build"), ("", "verify")])
 async def test_a_caller_gets_no_more_than_the_table_allows(role: str, phase: str) -> None:
-    graph, allowed = known(), scopes().allowed(role, phase)
+    graph, allowed = known(), scopes().allowed_scopes(role, phase)
     asked = replace(ASKED, role=role, phase=phase, scopes=tuple(scopes().worth))
     made = await Briefings(graph.ask, Limits()).brief(asked, LOCAL)
     assert made.scopes == allowed

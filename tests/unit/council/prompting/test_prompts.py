@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moothall.council.conversation import Exchange, window
 from moothall.council.prompting import prompts
-from moothall.council.prompting.context import Shown, _named, failing_files, show
+from moothall.council.prompting.context import Shown, _named_files, failing_files, show
 from moothall.council.prompting.frames import red_cases
 from moothall.council.prompting.reply import read_turn
 from moothall.council.prompting.survey import Span, Survey, SurveyOrder
@@ -23,9 +23,9 @@ from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.task import Constraints, Deliberation
 from moothall.errors import NotFound
 from moothall.guard.grants import grant_for
-from moothall.tools.catalogue import offered
+from moothall.tools.catalogue import list_tools
 
-SPECS = offered(grant_for("dev"), core=True)
+SPECS = list_tools(grant_for("dev"), core=True)
 
 
 def deliberation(**fields: Any) -> Deliberation:
@@ -42,7 +42,7 @@ def deliberation(**fields: Any) -> Deliberation:
 @pytest.mark.parametrize("mode", ["json", "blocks"])
 def test_system_and_tools_are_short_enough_for_a_small_model(mode: Any) -> None:
     for role in ROLES:
-        assert len(prompts.system_text(offered(grant_for(role), core=True), mode)) / 3.5 < 900
+        assert len(prompts.system_text(list_tools(grant_for(role), core=True), mode)) / 3.5 < 900
 
 
 OWN = Span("src/a.py", "A.f", 3, "def f(self):\n    return self.x")
@@ -180,7 +180,7 @@ async def test_what_a_check_says_that_only_advises_is_not_shown() -> None:
 
 
 def test_a_module_that_the_task_names_is_shown() -> None:
-    assert list(_named("mend pkg.money.pay, please.", sorted(FILES))) == ["src/pkg/money.py"]
+    assert list(_named_files("mend pkg.money.pay, please.", sorted(FILES))) == ["src/pkg/money.py"]
 
 
 FILES = {

@@ -15,11 +15,11 @@ from moothall.domain.chat import ChatReply, Likely
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType
 from moothall.guard.grants import grant_for
-from moothall.tools.catalogue import offered
+from moothall.tools.catalogue import list_tools
 
 jsonschema = pytest.importorskip("jsonschema", reason="comes with ray")
 
-SPECS = offered(grant_for("dev"), core=True)
+SPECS = list_tools(grant_for("dev"), core=True)
 BLOCK = '<tool>{"name": "files.read", "args": {"path": "a.py"}}</tool>'
 
 
@@ -178,7 +178,7 @@ def test_every_string_and_list_of_every_schema_is_bounded() -> None:
             for inner in shape:
                 walk(inner)
 
-    every = offered(grant_for("dev"))
+    every = list_tools(grant_for("dev"))
     for schema in (reply.turn_schema(every), reply.turn_schema(()), reply.approaches_schema(3), reply.review_schema(4)):
         walk(dict(schema.schema))
 

@@ -52,7 +52,7 @@ async def test_a_server_whose_call_was_cut_off_while_it_began_is_gone_with_its_w
     async with asyncio.timeout(30):
         for _ in range(3):
             await _cut_off(household, starting)
-        await household.left("workspace")
+        await household.close_workspace("workspace")
     assert (starting.begun, starting.up) == (3, 0)
 
 

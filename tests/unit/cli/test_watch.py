@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from moothall.cli.watch import open_watch
 from moothall.config import Forge
 from moothall.errors import ConfigurationError
 from moothall.settings import AllSettings
-from moothall.wiring.forge import open_watch
 
 SECRET = SecretStr("a token of these tests")
 

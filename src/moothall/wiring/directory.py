@@ -1,19 +1,98 @@
-"""`moothall clean`, `moothall repo remove` and `moothall log prune`: what lies in the data directory, and nothing that is in use."""
+"""The data directory: which process serves it and how the others find that one, and what goes of what lies there.
+
+`moothall clean`, `moothall repo remove` and `moothall log prune` remove nothing that is in use. Commands look here before they import what they work with,
+so this imports none of that at its top.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moothall.config import Settings
+from moothall.disk import locked, write_private
 from moothall.domain.identity import LOCAL
-from moothall.wiring import lock
-from moothall.wiring.trusted import trusted_repositories
-from moothall.workspace.box import remove_tree
-from moothall.workspace.cleaning import Kept, at_work, choose, clean, list_kept, prune_preparations
+from moothall.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from moothall.workspace.cleaning import Kept
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """How to reach the process that serves this data directory. Holds the bus's credentials: mode 0600. `page`: where a browser of this
+    machine finds the page, empty where it does not.
+    """
+
+    pid: int
+    bus_url: str
+    grpc_port: int
+    fingerprint: str
+    page: str = ""
+
+
+class Taken(Exception):
+    """Another process serves this data directory."""
+
+
+@contextmanager
+def hold(data_dir: Path) -> Iterator[None]:
+    """Hold the data directory, or raise `Taken`. The kernel lets go when the process ends, however it ends."""
+    with ExitStack() as stack:
+        try:
+            data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            free = stack.enter_context(locked(data_dir / "lock"))
+        except OSError as error:
+            raise ConfigurationError(f"the data directory {data_dir} cannot be used: {error.strerror}") from error
+        if not free:
+            raise Taken
+        withdraw(data_dir)  # of one who was killed
+        yield
+
+
+@contextmanager
+def take_number(data_dir: Path) -> Iterator[int]:
+    """Hold the first number, from 1, that no other process of this data directory has. The kernel takes it back when the process ends."""
+    folder = data_dir / "processes"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for number in itertools.count(1):
+        with locked(folder / str(number)) as free:
+            if free:
+                yield number
+                return
+
+
+def is_shared(data_dir: Path) -> bool:
+    """Whether processes work here that have a number, and may not hold the directory."""
+    for path in (data_dir / "processes").glob("*"):
+        with locked(path) as free:
+            if not free:
+                return True
+    return False
+
+
+def announce(data_dir: Path, address: Address) -> None:
+    """Say where this process can be reached."""
+    write_private(data_dir / "serving.json", json.dumps(asdict(address)))
+
+
+def withdraw(data_dir: Path) -> None:
+    """Nobody serves here any more."""
+    (data_dir / "serving.json").unlink(missing_ok=True)
+
+
+def find(data_dir: Path) -> Address | None:
+    """Return the serving process, or None while it is still starting."""
+    try:
+        return Address(**json.loads((data_dir / "serving.json").read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +109,9 @@ async def clean_up(
     settings: Settings, *, older_than: float | None, everything: bool, dry_run: bool, removed: Callable[[Kept], None]
 ) -> Cleaned:
     """Remove what was not used for `older_than` days (`workspace.keep_days` by default), or everything."""
+    from moothall.wiring.trusted import trusted_repositories
+    from moothall.workspace.cleaning import choose, clean, list_kept
+
     data_dir = settings.data_dir
     with _alone(data_dir) as why_not:
         there = await asyncio.to_thread(list_kept, data_dir)
@@ -53,6 +135,9 @@ class Unregistered:
 
 async def unregister(settings: Settings, repository: str) -> Unregistered:
     """Remove a repository from the registry, and its clone where nobody may be at work on it. Raises `NotFound`."""
+    from moothall.wiring.trusted import trusted_repositories
+    from moothall.workspace.box import remove_tree
+
     registry = trusted_repositories(settings).registry
     entry = registry.get(repository, LOCAL.tenant)
     for one in (*(other for other in registry.all() if other.of == entry.id), entry):
@@ -66,16 +151,18 @@ async def unregister(settings: Settings, repository: str) -> Unregistered:
 @contextmanager
 def _alone(data_dir: Path) -> Iterator[str]:
     """Hold the data directory; yields who is at work here, '' where it is nobody."""
+    from moothall.workspace.cleaning import at_work
+
     try:
-        with lock.hold(data_dir):
-            if lock.shared(data_dir):
+        with hold(data_dir):
+            if is_shared(data_dir):
                 yield f"processes that serve some roles work on {data_dir}; stop them first"
             else:
                 yield "a process has workspaces open here; wait for it" if at_work(data_dir) else ""
             return
-    except lock.Taken:
+    except Taken:
         pass
-    address = lock.find(data_dir)
+    address = find(data_dir)
     yield f"process {address.pid} serves {data_dir}; stop it first" if address else f"another moothall starts on {data_dir}"
 
 
@@ -98,15 +185,16 @@ async def prune(settings: Settings, keep: int, tell: Callable[[str], None]) -> P
     from moothall.repositories.clone import TrustedClone
     from moothall.wiring.bus import open_log
     from moothall.wiring.graph import open_answers
+    from moothall.workspace.cleaning import prune_preparations
 
     async with open_answers(settings):
         pass  # the graph has read what goes now: nobody could tell it later
-    preparations, others = None, lock.shared(settings.data_dir)
+    preparations, others = None, is_shared(settings.data_dir)
     try:
-        with lock.hold(settings.data_dir):
+        with hold(settings.data_dir):
             if not others:
                 preparations = await prune_preparations(settings.data_dir, settings.workspace.keep_days)
-    except lock.Taken:
+    except Taken:
         others = True
     if others:
         tell("checkouts and environments stay: a process serves this data directory and may be working on them")
@@ -114,7 +202,7 @@ async def prune(settings: Settings, keep: int, tell: Callable[[str], None]) -> P
         events = await pruning.prune(bus, keep)
         documents = await pruning.prune_documents(bus)
         blobs = await pruning.prune_blobs(bus)
-        commits = await pruning.commits_told(bus)
+        commits = await pruning.told_commits(bus)
     patches = 0
     for clone in sorted((settings.data_dir / "repos").glob("*.git")):
         patches += await TrustedClone(clone, settings.workspace).prune(commits)

@@ -49,7 +49,7 @@ class SessionContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Query:
     """A caller's request, before anything is checked but its shape. Zero and empty mean the default."""
 
     task_id: str
@@ -92,7 +92,7 @@ class Order:
         if named is None or named == "":
             return None
         if isinstance(named, str):
-            return RepositoryRef.named(named)
+            return RepositoryRef.from_name(named)
         if isinstance(named, Mapping) and named and named.keys() <= {"id", "url", "ref"}:
             return RepositoryRef(**{name: _text(named, name) for name in named})
         raise InvalidRequest("context.repository is neither a text nor an object with id, url and ref")
@@ -126,7 +126,7 @@ class Order:
         """Whether a list of tools was asked for, not one."""
         return _DIRECT not in self.context and _SEQUENCE in self.context
 
-    def told(self) -> str:
+    def instructions(self) -> str:
         """Return the query as an agent is told it: after what the session and the context say."""
         parts = []
         if self.session.history:

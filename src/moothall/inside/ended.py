@@ -1,0 +1,34 @@
+"""How a command inside the sandbox ended. Standard library only: part of the executor."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Ended:
+    """`status` is a tool status; `output` is head and tail of what was printed; `total` all its bytes."""
+
+    __slots__ = ("cpu_ms", "exit_code", "max_rss_bytes", "output", "seconds", "status", "total")
+
+    def __init__(
+        self, *, status: str, exit_code: int, output: bytes, total: int, seconds: float, cpu_ms: int, max_rss_bytes: int
+    ) -> None:
+        self.status, self.exit_code, self.output, self.total = status, exit_code, output, total
+        self.seconds, self.cpu_ms, self.max_rss_bytes = seconds, cpu_ms, max_rss_bytes
+
+    def usage(self) -> dict[str, int]:
+        """Return what the kernel measured, children included."""
+        return {"cpu_ms": self.cpu_ms, "max_rss_bytes": self.max_rss_bytes}
+
+    def document(self) -> dict[str, Any]:
+        """Return it as a message."""
+        return {
+            "status": self.status,
+            "exit_code": self.exit_code,
+            "output": self.output.decode("utf-8", "replace"),
+            "output_bytes": self.total,
+            "duration_ms": round(self.seconds * 1000),
+            "usage": self.usage(),
+        }
