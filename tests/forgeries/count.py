@@ -11,6 +11,7 @@ from pathlib import Path
 
 import corpus_around as around
 import corpus_around_others as around_others
+import corpus_asked as asked
 import corpus_disk as disk
 import corpus_fresh as fresh
 import corpus_more as more
@@ -56,7 +57,7 @@ GROUPS = {
     "rust disk": (others.RUST_BASE, (), disk.RUST),
     **{
         name: (group.base, group.argv, group.patches)
-        for name, group in {**around.GROUPS, **around_others.GROUPS, **taken.GROUPS, **runners.GROUPS}.items()
+        for name, group in {**around.GROUPS, **around_others.GROUPS, **taken.GROUPS, **asked.GROUPS, **runners.GROUPS}.items()
     },
 }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import corpus_around as around
 import corpus_around_others as around_others
+import corpus_asked as asked
 import corpus_disk as disk
 import corpus_fresh as fresh
 import corpus_more as more
@@ -27,7 +28,7 @@ from moothall.domain.proposal import Proposal
 
 pytestmark = pytest.mark.e2e
 Patches = Mapping[str, Mapping[str, str]]
-AROUND = {**around.GROUPS, **around_others.GROUPS, **taken.GROUPS}
+AROUND = {**around.GROUPS, **around_others.GROUPS, **taken.GROUPS, **asked.GROUPS}
 IN_PYTEST = {
     "in its process": python.IN_PROCESS,
     "by files": python.FILES,
@@ -42,6 +43,11 @@ FOUND = (
     "taken kind",
     "taken near",
     "taken begins",
+    "asked instance",
+    "asked not in",
+    "asked unlike",
+    "asked digits",
+    "asked beside",
 )
 """Groups whose patches a counter-proof finds out by itself."""
 FOLLOWED = (

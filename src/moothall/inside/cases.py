@@ -21,6 +21,8 @@ MAX_REPORT = 30_000_000
 MAX_CASES = 100_000
 MORE = "(more cases)"
 """What lies beyond the most that are kept counts as one case: red where one of them is."""
+WRITTEN = "it is data of tests, and was written while they ran"
+"""What is said of a file that is told of as a skipped case."""
 MAX_CASE_ID = 500
 PASSED, FAILED, ERRORED, SKIPPED = "passed", "failed", "errored", "skipped"
 RED = (FAILED, ERRORED)

@@ -30,6 +30,10 @@ _STEER = frozenset(
 ) | {
     *("sitecustomize.py", "usercustomize.py"),
 }
+_OF_TESTS = frozenset({"test", "tests", "testdata", "spec", "__tests__", "__snapshots__", "__fixtures__", "fixtures"})
+_PASSED_BY = frozenset({"node_modules", "target", "__pycache__", "venv", "build", "dist"})
+_SOURCES = (".py", ".pyc", ".go", ".rs", ".js", ".cjs", ".mjs", ".jsx", ".ts", ".cts", ".mts", ".tsx")
+_DATA, _SHOWN = 20_000, 20  # files of tests that are looked at, and of these the written ones that are told of
 _LOOK_SECONDS = 1.0
 _QUIET_FACTOR, _QUIET_MORE = 3, 10.0  # of a case's limit: what is set up for several cases may take longer
 
@@ -51,6 +55,7 @@ class Checking:
         self._begun = time.time()
         self._looked = self._progressed = time.monotonic()
         self._progress = 0
+        self._data: dict[str, int] = {}
 
     def feed(self, data: bytes) -> bytes:
         """Read output."""
@@ -79,6 +84,7 @@ class Checking:
         return what came of it.
         """
         until = time.monotonic() + seconds
+        self._data = {} if is_linter(self._argv) else data_of_tests(ROOT)
         if built.waits(self._argv, ROOT):
             ended = built.run(self._argv, ROOT, lambda argv, left: once({}, left, argv), lambda: until - time.monotonic())
             return self._answer(ended)
@@ -120,6 +126,9 @@ class Checking:
             found = cases.Cases()
             for path in self._find_reports():
                 cases.read_junit(found, path)
+        for path in [path for path, at in self._data.items() if _changed(path) != at][:_SHOWN]:
+            found.tell(path := os.path.relpath(path, ROOT), cases.SKIPPED)
+            found.said[path] = cases.WRITTEN
         answer = ended.document()
         linted = findings(answer["output"]) if is_linter(self._argv) and ended.exit_code else []
         if ended.status == _STUCK:
@@ -143,6 +152,27 @@ class Checking:
                 if len(found) >= _REPORTS:
                     return found
         return found
+
+
+def data_of_tests(top: str) -> dict[str, int]:
+    """When the data that lie with tests were last changed: what is expected may stand there, and nobody is to write it meanwhile."""
+    found: dict[str, int] = {}
+    for at, folders, names in os.walk(top):
+        folders[:] = [name for name in folders if name not in _PASSED_BY and not name.startswith(".")]
+        if not _OF_TESTS.isdisjoint(at.removeprefix(top).split("/")):
+            paths = (os.path.join(at, name) for name in names if not name.endswith(_SOURCES))  # noqa: PTH118 - as above
+            found |= {path: _changed(path) for path in paths}
+        if len(found) > _DATA:
+            break
+    return found
+
+
+def _changed(path: str) -> int:
+    """When a file was changed in any way, 0 where it is gone."""
+    try:
+        return os.lstat(path).st_ctime_ns
+    except OSError:
+        return 0
 
 
 def _steering_file(top: str, since: float) -> str:

@@ -10,6 +10,11 @@ from collections.abc import Iterable, Mapping
 
 from moothall.ranking.patched import file_diffs
 
+_KEPT = re.compile(
+    r"(?:^|/)(?:pyproject\.toml|setup\.cfg|(?:tox|pytest)\.ini|go\.(?:mod|sum|work)|Cargo\.(?:toml|lock)|tsconfig\.json|Makefile)$"
+    r"|^(?:\.git\w+|\.editorconfig|\.pre-commit-config\.yaml|AUTHORS|CONTRIBUT\w+|HISTORY|CHANGES|NEWS|requirements)[^/]*$"
+)
+"""What is as on the base in a proof, whatever a patch makes of it, and what at the top of a tree only people and set-up read."""
 _CODE = re.compile(
     r"\.(?:pyi?|[cm]?[jt]sx?|go|rs|c|h|cc|cpp|hpp|s|S|sh)$|(?:^|/)(?:package\.json|LICENSE|README|CHANGELOG)[^/]*$"
 )
@@ -18,7 +23,11 @@ _CODE = re.compile(
 def data_files(diff: str, own_tests: Iterable[str]) -> tuple[str, ...]:
     """Return the files without code that a diff changes or brings, outside of its author's tests."""
     tests = frozenset(own_tests)
-    return tuple(part.path for part in file_diffs(diff) if part.path not in tests and not _CODE.search(part.path))
+    return tuple(
+        part.path
+        for part in file_diffs(diff)
+        if part.path not in tests and not _CODE.search(part.path) and not _KEPT.search(part.path)
+    )
 
 
 def find_mentions(paths: Iterable[str], tests: Mapping[str, str]) -> tuple[str, ...]:

@@ -11,8 +11,10 @@ from collections.abc import Iterable
 from moothall.ranking.patched import file_diffs
 
 _LINE = 160
+_CODE = (".py", ".pyi", ".go", ".rs", ".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx")
 _EQUALS = re.compile(
-    r"__(?:eq|ne|lt|le|gt|ge|contains|bool|sub|rsub)__|\bimpl\b[^{]*\b(?:Partial(?:Eq|Ord)|Sub)\b|\bfn (?:eq|ne|partial_cmp|cmp|sub)\s*\("
+    r"__(?:eq|ne|lt|le|gt|ge|contains|bool|sub|rsub|instancecheck|subclasscheck|subclasshook)__|Symbol\.hasInstance"
+    r"|^\s*class\s+\w+\s*\((?:[^()]*,\s*)?(?:str|bytes|int|float|complex|list|tuple|dict|set|frozenset)\s*\)|\bimpl\b[^{]*\b(?:Partial(?:Eq|Ord)|Sub)\b|\bfn (?:eq|ne|partial_cmp|cmp|sub)\s*\("
     r"|\)\s+(?:Equal|Is|Compare|Cmp)\(|asymmetricMatch|\bcompare=False"
     r"|\bextends\s+(?:String|Number|Array|Boolean|Date|RegExp|Map|Set)\b|\bnew Proxy\b"
     r"|\b(?:includes|startsWith|endsWith|indexOf|match|search|some|every)\s*(?::\s*(?:function\b|\([^()\n]*\)\s*=>|\w+\s*=>)|\([^()\n]*\)\s*\{)"
@@ -28,7 +30,7 @@ def says_what_is_equal(diff: str, own_tests: Iterable[str]) -> str:
     which a function returns another type than before.
     """
     tests = frozenset(own_tests)
-    for part in file_diffs(diff):
+    for part in (part for part in file_diffs(diff) if part.path.endswith(_CODE)):
         before = _results(part.removed) if part.path.endswith(".rs") else {}
         for number, line in part.added.items():
             another = any(before.get(name, {kind}) != {kind} for name, kinds in _results([line]).items() for kind in kinds)

@@ -8,16 +8,19 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
 from moothall.ranking.folding import UNKNOWN, fold_strings
 from moothall.ranking.patched import FileDiff, file_diffs
+from moothall.ranking.theirs import go_changes, puts_on_others, roots, script_changes
 
 _SHOWN, _LINE = 20, 160
 _MODULES = frozenset(
     {"gc", "ctypes", "_ctypes", "cffi", "atexit", "builtins", "faulthandler", "bdb", "site", "runpy", "marshal"}
     | {*("code", "codeop", "pydoc", "pdb", "cProfile", "profile", "zipimport", "imp", "trace", "dis")}
+    | {*("test", "hypothesis", "testtools", "freezegun", "hamcrest", "assertpy")}
 ) | {
     *(
         "pytest",
@@ -63,6 +66,8 @@ _ATTRIBUTES = frozenset(
     *("path_importer_cache", "addaudithook", "unraisablehook", "get_objects", "get_referrers", "get_referents", "_exit", "abort"),
     *("fork", "forkpty", "register_at_fork", "killpg", "runtest", "orig_argv", "_mock_self", "displayhook", "excepthook"),
 }
+_RUNNERS = frozenset({"unittest", "pytest", "_pytest", "doctest"})
+"""What another module may have at hand."""
 _CALLS = frozenset({"exec", "eval", "compile", "__import__", "globals", "breakpoint"})
 _INNER = frozenset({"sys", "gc", "ctypes", "builtins", "inspect", "importlib"})
 """Modules that are taken out of another one only where this is not to be seen."""
@@ -90,11 +95,13 @@ _PATH = re.compile(r"[\w.\[\]]+")
 _FIELD = re.compile(r"\{([\w.\[\]]+)")
 """What a format string takes out of what it is given: `{0.__globals__}`."""
 _TESTS = re.compile(r"(?:^|\.)(?:test_\w+|\w+_test|tests|conftest)(?:\.|$)")
-"""Modules of tests, by name."""
+"""Modules of tests, by name; what is taken out of another module is one only where a file says so."""
 _MAIN = re.compile(r"main|cli|command|exit|quit", re.IGNORECASE)
 
 _BUILT_IN = r"(?<![.\w$])(?:Object|Function|Array|Promise|Error|String|Number|RegExp|Map|Set|Boolean|Date|Symbol|BigInt|Math|JSON|Reflect|Intl|Buffer)"
 """What scripts find under these names, tests too."""
+_PLAIN = r"(?:f32|f64|[iu](?:8|16|32|64|128|size)|bool|char|str|std|core|alloc)"
+"""What paths of Rust begin with, tests too."""
 _PATTERNS: Mapping[str, re.Pattern[str]] = {
     ".go": re.compile(
         r'\bos\.Exit\b|\bsyscall\.|\bruntime\.(?:Goexit|Caller|Callers|Stack)\b|\bdebug\.Stack\b|"testing|\btesting\.|flag\.Lookup'
@@ -115,12 +122,13 @@ _PATTERNS: Mapping[str, re.Pattern[str]] = {
         r"|\b(?:require|import)\s*\(\s*(?!['\"`][^'\"`$]*['\"`]\s*[,)])|\bmodule\.(?:require|constructor|children|parent)\b|\.constructor\s*\(|\[\s*['\"`]constructor|constructor\.constructor|\bcreateRequire\b|__proto__"
         r"|[(,\[]\s*(?:process|module|require|globalThis|global)\s*[,)\]](?!\s*=>)|\b(?:window|self)\s*\[|\bframes\s*\[\s*(?!\d)|\{\s*return this\b\s*(?=[;}\n]|$)"
         r"|(?<![.\w$])(?<!function )(?:expect|jest|vi|describe|beforeEach|afterEach|beforeAll|afterAll)\s*[.(\[]|(?<![.\w$])it(?:\s*[(\[]|\.(?:only|skip|each|todo|concurrent)\b)"
-        r"|NODE_TEST_CONTEXT|JEST_|MOCHA|MOOTHALL|npm_lifecycle|TAP version|\bnot ok\b|Symbol\.toPrimitive|valueOf"
+        r"|Symbol\.hasInstance|NODE_TEST_CONTEXT|JEST_|MOCHA|MOOTHALL|npm_lifecycle|TAP version|\bnot ok\b|Symbol\.toPrimitive|valueOf"
     ),
     ".rs": re.compile(
         r"\bprocess::(?:exit|abort)\b|\benv::args\b|\bcatch_unwind\b|\bset_hook\b|\bno_mangle\b|extern\s+\"C\"|\blibc::|\basm!|\bctor\b|\bbacktrace\b"
         r"|thread::current|test result|macro_rules!\s*(?:r#)?(?:assert\w*|panic|debug_assert\w*|matches|vec|format\w*|write\w*|concat|stringify|print\w*|line|env)\b|\bcfg!\s*\([^)]*\btest\b|#!?\[cfg(?:_attr)?\([^\]]*\btest\b"
         r"|link_section|/proc/self|MOOTHALL|set_output_capture|macro_rules!\s*\$|!\s*[({\[]\s*(?:assert\w*|panic)\s*[,)}\]]|\bas\s+(?:assert\w*|panic|matches)\b"
+        rf"|\b(?:mod|struct|enum|union|type|trait)\s+{_PLAIN}\b|\buse\b[^;\n]*\bas\s+{_PLAIN}\s*[;,}}]|\bextern\s*(?:\"\w+\"\s*)?\{{"
         r"|\b(?:fn|struct|enum|const|static|type|trait)\s+(?:Some|None|Ok|Err|Vec|String|Box)\b"
         r"|\bprocess\s+as\b|\bprocess::\*|\bprocess::\{[^}]{0,500}\b(?:exit|abort|self\s+as)\b|\binclude(?:_str|_bytes)?!\s*\(\s*(?!\"[^\"]*\"\s*\))|\binclude(?:_str|_bytes)?!\s*\([^)]*\.rs\"|\bfile!\s*\(|\"(?:\./)?(?:src|tests)/|CARGO_MANIFEST_DIR"
     ),
@@ -136,23 +144,38 @@ _REMARKS, _JOINS = re.compile(r"/\*.*?\*/|(?<![:'\"`])//[^\n]*", re.DOTALL), re.
 _RUST_TESTS = re.compile(r"\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([^)]*\))?\s+)?mod\b")
 
 
-def reaches(diff: str, base: Mapping[str, str], own_tests: Iterable[str]) -> tuple[str, ...]:
+def reaches(diff: str, base: Mapping[str, str], own_tests: Iterable[str], files: Collection[str] = ()) -> tuple[str, ...]:
     """Return the lines, as `path:number: text`, that a diff adds outside of its author's tests and that a person should look at.
 
-    `base` are the texts of the changed files before, where there were any.
+    `base` are the texts of the changed files before, where there were any; `files` all that were there.
     """
-    tests = frozenset(own_tests)
+    tests, tree = frozenset(own_tests), _Tree(roots(files), frozenset(map(_module, files)))
     found = [f"{match['path']}:1: it runs without being read" for match in _BINARY.finditer(diff) if match["path"] not in tests]
     for part in file_diffs(diff):
         if part.path in tests:
             continue
         added = part.added
-        numbers = sorted(set(_python(part, base, added) if part.path.endswith((".py", ".pyi")) else _others(part, added)))
+        numbers = sorted(
+            set(_python(part, base, added, tree) if part.path.endswith((".py", ".pyi")) else _others(part, base, added))
+        )
         found += [f"{part.path}:{number}: {added[number].strip()[:_LINE]}" for number in numbers if number in added]
     return tuple(found[:_SHOWN])
 
 
-def _python(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str]) -> Iterator[int]:
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """What is there of Python: packages and modules at the top, and modules by their last name."""
+
+    own: AbstractSet[str]
+    modules: AbstractSet[str]
+
+
+def _module(path: str) -> str:
+    folder, _, name = path.rpartition("/")
+    return folder.rpartition("/")[2] if name == "__init__.py" else name.removesuffix(".py")
+
+
+def _python(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str], around: _Tree) -> Iterator[int]:
     text = part.apply(base.get(part.path, ""))
     try:
         with warnings.catch_warnings():
@@ -161,7 +184,8 @@ def _python(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str]) -
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         yield from (number for number, line in added.items() if _WORDS.search(line) or any(word in line for word in _ATTRIBUTES))
         return
-    yield from _Reading(tree).find_lines()
+    yield from _Reading(tree, around.modules).find_lines()
+    yield from puts_on_others(tree, around.own)
     plain = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     yield from (number for said, number in fold_strings(text).items() if said not in plain and _names(said.strip(UNKNOWN)))
 
@@ -169,8 +193,8 @@ def _python(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str]) -
 class _Reading:
     """One module: the names that modules have in it, and the nodes that reach too far."""
 
-    def __init__(self, tree: ast.Module) -> None:
-        self._tree = tree
+    def __init__(self, tree: ast.Module, known: AbstractSet[str]) -> None:
+        self._tree, self._known = tree, known
         self._modules: dict[str, str] = {}
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
@@ -198,6 +222,7 @@ class _Reading:
     def find_lines(self) -> Iterator[int]:
         docs = {id(body[0].value) for body in _bodies(self._tree) if body and isinstance(body[0], ast.Expr)}
         ends = set(self._of_main())
+        yield from _swallowing(self._tree)
         for node in ast.walk(self._tree):
             if (
                 (self._reaches(node) or _documents(node) or _is_computed(node) or _judges(node))
@@ -226,14 +251,15 @@ class _Reading:
                 )
             case ast.ImportFrom(module=module, names=names, level=level):
                 taken = {name.name for name in names}
-                return any(map(_TESTS.search, (module or "", *taken))) or (not level and _takes(module or "", taken))
+                tests = (module or "", *(taken & self._known))
+                return any(map(_TESTS.search, tests)) or (not level and _takes(module or "", taken))
             case ast.Attribute(attr=attr, value=value):
                 last = value.id if isinstance(value, ast.Name) else value.attr if isinstance(value, ast.Attribute) else ""
                 owner = self._modules.get(last, last)
                 if isinstance(node.ctx, ast.Store | ast.Del) and (last in self._modules or attr == "__doc__"):
                     return True
                 return (
-                    attr in _ATTRIBUTES
+                    attr in _ATTRIBUTES | _RUNNERS
                     or (attr in _OF_SYS and owner == "sys")
                     or (attr in _OF_INSPECT and owner == "inspect")
                     or attr in _LOADS.get(owner, frozenset()) | _SIGNALS.get(owner, frozenset())
@@ -279,6 +305,16 @@ def _judges(node: ast.AST) -> bool:
     return False
 
 
+def _swallowing(tree: ast.Module) -> Iterator[int]:
+    """The lines by which a block that is left may keep what was raised in it to itself."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in {"__exit__", "__aexit__"}:
+            returned = ((each, each.value) for each in ast.walk(node) if isinstance(each, ast.Return) and each.value)
+            yield from (
+                each.lineno for each, value in returned if not isinstance(value, ast.Constant) or value.value not in (None, False)
+            )
+
+
 def _is_computed(node: ast.AST) -> bool:
     """Whether it computes a text out of another that is written: `bytes(each ^ 1 for each in b"…")`, `"…".translate(…)`."""
     match node:
@@ -302,7 +338,7 @@ def _takes(module: str, names: AbstractSet[str]) -> bool:
     """Whether an import takes out of a module what reaches too far."""
     of_sys = module == "sys" and not names.isdisjoint(_OF_SYS)
     of_inspect = module == "inspect" and not names.isdisjoint(_OF_INSPECT)
-    loads = not names.isdisjoint(_HIDDEN | _LOADS.get(module, frozenset()))
+    loads = not names.isdisjoint(_HIDDEN | _RUNNERS | _LOADS.get(module, frozenset()))
     return module.partition(".")[0] in _MODULES or not names.isdisjoint(_ATTRIBUTES) or of_sys or of_inspect or loads
 
 
@@ -322,11 +358,14 @@ def _bodies(tree: ast.Module) -> Iterator[Sequence[ast.stmt]]:
             yield node.body
 
 
-def _others(part: FileDiff, added: Mapping[int, str]) -> Iterator[int]:
-    name = part.path.rpartition("/")[2]
-    pattern = _PATTERNS.get(_ENDINGS.get(f".{name.rpartition('.')[2]}", ""))
-    if pattern is None:
+def _others(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str]) -> Iterator[int]:
+    ending = _ENDINGS.get(part.path[part.path.rfind(".") :], "")
+    if not ending:
         return
+    pattern = _PATTERNS[ending]
+    if changes := {".go": go_changes, ".js": script_changes}.get(ending):
+        more = changes(part.apply(base.get(part.path, "")))
+        pattern = re.compile(f"{pattern.pattern}|{more.pattern}")
     before = {_reach(line, pattern) for line in part.removed}
     code = {number: line for number, line in added.items() if line.startswith("//go:") or not line.lstrip().startswith(_COMMENTS)}
     said = {match[0] for line in (*code.values(), *part.removed) for match in pattern.finditer(line)}

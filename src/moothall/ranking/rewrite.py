@@ -18,8 +18,11 @@ from moothall.ranking.rewrite_expect import expect_other
 from moothall.ranking.rewrite_python import FURTHER, rewrite_python
 
 Kind = Literal["neutral", "end", "expect"]
-Form = Literal["", "again", "plain"]
-"""How other expectations are written: `again` with other values yet, `plain` with such as are equal to nothing, and only where `==` is asked."""
+Form = Literal["", "again", "plain", "sure", "still"]
+"""How other expectations are written: `again` with other values yet, `plain` with such as are equal to nothing, and only where `==` is asked,
+`sure` with other values only, and nowhere the opposite of what is asserted, which is red whatever is equal to what. `still`
+has the lines of `neutral`, and asserts nothing more (Python alone).
+"""
 FORMS: tuple[Form, Form] = ("again", "plain")
 KINDS: tuple[Kind, ...] = ("neutral", "end", "expect")
 _PARAMETERS = re.compile(r"\[.*", re.DOTALL)

@@ -37,6 +37,21 @@ def {name}_unlike(value, depth=0):
     return object()
 
 
+def {name}_differs(value):
+    return value != value
+
+
+def {name}_lacks(value):
+    for kind in (str, bytes):
+        if isinstance(value, kind):
+            return kind.__getitem__(value, slice(None)) not in value
+    for kind in (dict, list, tuple, set, frozenset):
+        if isinstance(value, kind):
+            for each in kind.__iter__(value):
+                return each not in value
+    return False
+
+
 def {name}_alike(value, depth):
     kind = type(value)
     if depth > 3 or isinstance(value, (type, BaseException)) or callable(value) or "approx" in kind.__name__.lower():
@@ -62,7 +77,8 @@ def {name}_alike(value, depth):
         return object()
 """
 """What is put behind a test file. `made` says what becomes of a value whose type says itself what it is equal to: `unlike`, something that
-is equal to nothing, or `alike`, one of the same type with other attributes, from which a type that is equal to all of its kind is told."""
+is equal to nothing, or `alike`, one of the same type with other attributes, from which a type that is equal to all of its kind is told.
+`differs` and `lacks` ask whether a value is another than itself, and whether it lacks what it holds."""
 
 
 def other(value: Any, word: str, number: int) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from moothall.ranking.rewrite_other import HELPERS
 from moothall.ranking.rewrite_other import other as other_value
-from moothall.ranking.rewrite_unlike import Unlike, approximate, begins, close, is_literal, make_unlike
+from moothall.ranking.rewrite_unlike import Unlike, approximate, begins, close, denied, is_literal, make_unlike, no_instance
 
 Target = tuple[str, ...]
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -40,6 +40,7 @@ _COMPARED: Mapping[str, ast.cmpop] = {
     "assertGreater": ast.Gt(),
     "assertGreaterEqual": ast.GtE(),
 }
+_DENIED: Mapping[str, ast.cmpop] = {"assertNotIn": ast.NotIn(), "assertNotEqual": ast.NotEq()}
 _OPPOSITE |= {other: name for name, other in _OPPOSITE.items() if name != "assertNotEqual"}
 _RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp"})
 _WARNS = frozenset({"warns", "assertWarns", "assertWarnsRegex", "deprecated_call"})
@@ -138,7 +139,7 @@ class _Writer:
         self._source = text.encode()
         self._word, self._name, self._chosen = word, name, number
         self._number = number + FURTHER if form else number
-        self._plain = form == "plain"
+        self._plain, self._sure, self._still = form == "plain", form == "sure", form == "still"
         self._lines: list[int] = [0]
         for line in self._source.splitlines(keepends=True):
             self._lines.append(self._lines[-1] + len(line))
@@ -179,7 +180,7 @@ class _Writer:
         if any(isinstance(node, ast.Name) and node.id in {"locals", "vars"} for node in own):
             return []  # it would see the name that is added
         begin = f'{self._name} = len("{self._word}")'.encode()
-        check = f"assert {self._name} == {self._number}".encode()
+        check = b"pass" if self._still else f"assert {self._name} == {self._number}".encode()
         edits = [self._before(stmts[0], begin)]
         edits += [(self._start(node), self._start(node), check + b"; ") for node in own if isinstance(node, ast.Return)]
         if not isinstance(stmts[-1], ast.Return):
@@ -228,7 +229,7 @@ class _Writer:
         edits = self._unlike(test, function, bound)
         if self._plain and edits and not _is_equality(test):
             return []
-        return edits or opposite
+        return edits or ([] if self._sure else opposite)
 
     def _unlike(self, test: ast.expr, function: _Function | None = None, bound: AbstractSet[str] = frozenset()) -> list[_Edit]:
         """Another value for what something is compared with, so that what held does not; nothing where that is not certain."""
@@ -238,9 +239,20 @@ class _Writer:
             case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
                 return self._equal(left, right, function, bound)
             case ast.Compare(left=left, ops=[op], comparators=[right]):
-                other = make_unlike(op, left, right, self._number, self._segment)
-                cut = (self._start(test), self._end(test)) != (self._start(left), self._end(right))  # in the middle of brackets
-                return [] if cut and other and other.first is not other.last else self._put(other)
+                return self._compared(test, op, left, right)
+            case ast.Call():
+                return self._tested(test)
+        return []
+
+    def _compared(self, test: ast.expr, op: ast.cmpop, left: ast.expr, right: ast.expr) -> list[_Edit]:
+        if asked := denied(op, left, right, self._name, self._segment):
+            return [(self._start(test), self._end(test), asked)]
+        other = make_unlike(op, left, right, self._number, self._segment)
+        cut = (self._start(test), self._end(test)) != (self._start(left), self._end(right))  # in the middle of brackets
+        return [] if cut and other and other.first is not other.last else self._put(other)
+
+    def _tested(self, test: ast.Call) -> list[_Edit]:
+        match test:
             case ast.Call(
                 func=ast.Attribute(value=ast.Name(id="math" | "cmath" | "np" | "numpy"), attr="isclose") | ast.Name(id="isclose"),
                 args=[_, side],
@@ -249,6 +261,8 @@ class _Writer:
                 return self._put(close(side, self._number))
             case ast.Call(func=ast.Attribute(value=owner, attr="startswith" | "endswith"), args=[side], keywords=[]):
                 return self._put(begins(owner, side))
+            case ast.Call(func=ast.Name(id="isinstance"), args=[side, kind], keywords=[]):
+                return self._put(no_instance(side, kind))
         return []
 
     def _put(self, unlike: Unlike | None) -> list[_Edit]:
@@ -294,19 +308,28 @@ class _Writer:
         if attr in _EQUAL and len(args) > 1:
             loose = "Almost" in attr and (bool(args[2:]) or any(word.arg in {"places", "delta"} for word in call.keywords))
             return [] if loose else self._equal(args[0], args[1])
-        if attr == "assertTrue" and (edits := self._unlike(args[0])):
-            return [] if self._plain and not _is_equality(args[0]) else edits
-        if (
-            attr in _COMPARED
-            and len(args) > 1
-            and (other := make_unlike(_COMPARED[attr], args[0], args[1], self._number, self._segment))
-        ):
-            between = other.first is not other.last  # the number is the first argument
-            return [] if self._plain else self._put(Unlike(args[0], args[0], b'float("nan")') if between else other)
-        if attr in _OPPOSITE:
+        if edits := self._otherwise(func, attr, args):
+            return edits if not self._plain or (attr == "assertTrue" and _is_equality(args[0])) else []
+        if attr in _OPPOSITE and not self._sure:
             end = self._end(func)
             return [(end - len(attr), end, _OPPOSITE[attr].encode())]
         return self._edit_raises(call) if len(args) > 1 else []
+
+    def _otherwise(self, func: ast.Attribute, attr: str, args: Sequence[ast.expr]) -> list[_Edit]:
+        """Something else for what is asserted in other ways than that two are equal."""
+        if attr == "assertTrue" and args:
+            return self._unlike(args[0])
+        if len(args) < 2:  # noqa: PLR2004 - what was found, and what is expected
+            return []
+        first, second = args[:2]
+        if attr in _DENIED and (asked := denied(_DENIED[attr], first, second, self._name, self._segment)):
+            at = self._end(func)
+            return [(at - len(attr), at, b"assertTrue"), (self._start(first), self._end(second), asked)]
+        if attr == "assertIsInstance":
+            return self._put(no_instance(first, second))
+        other = make_unlike(_COMPARED[attr], first, second, self._number, self._segment) if attr in _COMPARED else None
+        between = other is not None and other.first is not other.last  # the number is the first argument
+        return self._put(Unlike(first, first, b'float("nan")') if between else other)
 
     def _edit_raises(self, call: ast.expr) -> list[_Edit]:
         if not (isinstance(call, ast.Call) and call.args and not isinstance(call.args[0], ast.Starred)):

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 _LARGE = 1e15  # a little more makes another number of any that is smaller
 _RELATIVE = 0.3  # of what is expected; a number that is twice as large is farther away
 _NOTHING = b'float("nan")'
+_LARGEST = frozenset({"object", "Hashable", "Any", "Protocol"})
+"""What all that there is may be an instance of."""
 _TURNED = {ast.Lt: b" > ", ast.LtE: b" >= ", ast.Gt: b" < ", ast.GtE: b" <= "}
 
 
@@ -59,6 +61,27 @@ def approximate(node: ast.expr, number: int) -> Unlike | None:
             if value is not None and rel is not None and within is not None and not room and abs(rel) < _RELATIVE:
                 return _put(side, value + abs(value) + 3 * math.ceil(abs(within)) + number)
     return None
+
+
+def denied(op: ast.cmpop, left: ast.expr, right: ast.expr, name: str, segment: Callable[[ast.expr], bytes]) -> bytes | None:
+    """Return what does not hold in place of `left != right` and `left not in right`, asked of the same value; None where something else
+    stands between them. `name`: how the helpers' names begin.
+    """
+    if isinstance(op, ast.NotEq):
+        return f"{name}_differs(".encode() + segment(right if is_literal(left) else left) + b")"
+    if isinstance(op, ast.NotIn) and not is_literal(right):
+        return f"{name}_lacks(".encode() + segment(right) + b")"
+    return None
+
+
+def no_instance(side: ast.expr, kind: ast.expr) -> Unlike | None:
+    """Return what is no instance of anything else than `object`."""
+    if any(
+        isinstance(each, ast.Name | ast.Attribute) and _LARGEST & {getattr(each, "id", ""), getattr(each, "attr", "")}
+        for each in ast.walk(kind)
+    ):
+        return None
+    return Unlike(side, side, b"object()")
 
 
 def begins(owner: ast.expr, side: ast.expr) -> Unlike | None:

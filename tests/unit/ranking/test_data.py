@@ -18,3 +18,8 @@ def test_those_that_a_test_names_are_shown() -> None:
     tests = {"tests/test_a.py": 'open("../shop/prices.json")\n', "tests/test_b.py": "old-page.html, page.html5"}
     found = find_mentions(("shop/prices.json", "page.html", "s.json"), tests)
     assert found == ("shop/prices.json:1: tests/test_a.py names it, and may compare with what stands there",)
+
+
+def test_what_is_as_on_the_base_in_a_proof_is_no_data() -> None:
+    said = diff("pyproject.toml", "inner/Cargo.toml", ".gitignore", "requirements-dev.txt", "AUTHORS", "a/requirements.txt")
+    assert data_files(said, ()) == ("a/requirements.txt",)

@@ -97,10 +97,23 @@ def test_a_diff_applied_gives_the_text_after_it(
         "def f():\n    import test_price",
         "from tests.test_price import test_discount",
         "from . import test_price",
+        "from pathlib import Path\nPath.exists = print",
+        "import pathlib\nsetattr(pathlib.Path, 'exists', print)",
+        "import os\nos.path.exists = print",
+        "from os import path as where\nwhere.exists = print",
+        "from pathlib import Path\nP = Path\nP.exists = print",
+        "def f(path):\n    type(path).exists = print",
+        "def f(path):\n    path.__class__.exists = print",
+        "print.__self__.any = print",
+        "import test.support",
+        "import other\nx = other.unittest.TestCase",
+        "from other import unittest",
+        "import hypothesis",
+        "class A:\n    def __exit__(self, *error):\n        return not None",
     ],
 )
 def test_pythons_reach_is_shown(text: str) -> None:
-    found = reaches(added("shop/a.py", text), {}, ())
+    found = reaches(added("shop/a.py", text), {}, (), ("shop/test_price.py",))
     assert found
     assert all(line.startswith("shop/a.py:") for line in found)
     assert reaches(added("tests/test_a.py", text), {}, ("tests/test_a.py",)) == ()
@@ -252,6 +265,13 @@ def test_what_runs_without_being_read_is_shown() -> None:
         ("a.js", "  includes(part) {", True),
         ("a.js", "  if (list.includes(part)) {", False),
         ("a.js", "class Text extends Base {", False),
+        ("a.js", "  static [Symbol.hasInstance](other) {", True),
+        ("a.py", "    def __instancecheck__(cls, other):", True),
+        ("a.py", "class Text(str):", True),
+        ("a.py", "class Text(Base, dict):", True),
+        ("a.py", "class Colour(str, Enum):", False),
+        ("a.py", "class Text(Base):", False),
+        ("CHANGELOG.md", "- `__eq__` is faster", False),
     ],
 )
 def test_a_type_that_says_what_is_equal_to_it(path: str, text: str, *, says: bool) -> None:
@@ -283,6 +303,19 @@ def test_a_function_of_rust_that_returns_another_type(before: str, after: str, *
         ("m.js", "if (arguments.length > 1) return;"),
         ("m.js", "const names = list.map((module) => name(module.id));"),
         ("m.go", "//go:embed templates/*.html"),
+        ("m.py", "from .db import test_connection, load_test\ntest_connection()"),
+        ("m.py", "import m\nfrom m.config import settings\nsettings.debug = True"),
+        (
+            "m.py",
+            "class A:\n    count = 0\n    def __init__(self):\n        type(self).count += 1\n        self.__class__.count += 1",
+        ),
+        ("m.py", "class A:\n    def __exit__(self, *error):\n        self.close()\n        return False"),
+        ("m.go", 'import "net/http"\n\nvar handler http.Handler = mux\nvar c = &http.Client{}\nfunc f() { s.Handler = x }'),
+        (
+            "m.js",
+            "const http = require('http');\nconst own = require('./own');\nown.x = 1;\nserver.x = http.get;\nconst f = ({ fetch = get }) => 1;",
+        ),
+        ("m.rs", "let x = y as f64;\nuse a::b as c;\nmod number;"),
         (
             "m.py",
             "try:\n    import yaml\nexcept ImportError:\n    yaml = None\n\n\ndef load(c):\n    if yaml is None:\n        c.data = 1\n",
@@ -290,12 +323,26 @@ def test_a_function_of_rust_that_returns_another_type(before: str, after: str, *
     ],
 )
 def test_what_ordinary_code_says_is_no_reach(path: str, text: str) -> None:
-    assert reaches(added(path, text), {}, ()) == ()
+    assert reaches(added(path, text), {}, (), ("m/__init__.py",)) == ()
 
 
 @pytest.mark.parametrize(
     ("path", "text"),
     [
+        ("m.js", "const util = require('node:util');\nutil.isDeepStrictEqual = () => true;"),
+        ("m.js", "const util = require('util');\nObject.assign(util, { inspect: print });"),
+        ("m.js", "const util = require('util');\nconst other = util;"),
+        ("m.js", "const { Readable: R } = require('stream');\nR.prototype.read = print;"),
+        ("m.mjs", "import * as util from 'util';\nutil.x = 1;"),
+        ("m.js", "require('util').isDeepStrictEqual = () => true;"),
+        ("m.js", "fetch = async () => ({ status: 200 });"),
+        ("m.js", "class A {\n  static [Symbol.hasInstance](other) { return true; }\n}"),
+        ("m.go", 'import (\n\t"net/http"\n)\n\nfunc init() { http.DefaultTransport = fake{} }'),
+        ("m.go", 'import h "net/http"\n\nfunc init() {\n\th.DefaultClient.Transport = fake{}\n}'),
+        ("m.go", 'import "net/http"\n\nvar p = &http.DefaultTransport'),
+        ("m.rs", "pub mod f64 {\n}"),
+        ("m.rs", "use crate::near as f64;"),
+        ("m.rs", "extern {\n    fn exit(code: i32);\n}"),
         ("m.js", "const all = (function () { return this })();"),
         ("m.js", "load(arguments[1]);"),
         ("m.js", "const own = [...arguments];"),

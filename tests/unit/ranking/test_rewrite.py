@@ -226,3 +226,15 @@ def test_a_scripts_own_words_are_taken_only_where_the_file_has_them(text: str, w
     made, done = rewrite("a.test.js", text, frozenset({("a",)}), "end", "seed")
     assert done == {("a",)}
     assert words in made.partition("finally {")[2]
+
+
+def test_the_lines_of_other_words_without_what_they_assert() -> None:
+    text = "def test_a():\n    with x:\n        y()\n\n\ndef test_b():\n    return f()\n"
+    targets = {("test_a",), ("test_b",)}
+    neutral, done = rewrite("tests/test_a.py", text, targets, "neutral", "seed")
+    still, same = rewrite("tests/test_a.py", text, targets, "neutral", "seed", form="still")
+    assert done == same == targets
+    assert "assert" not in still
+    assert [line.partition("assert")[0].rstrip() for line in neutral.split("\n")] == [
+        line.partition("pass")[0].rstrip() for line in still.split("\n")
+    ]

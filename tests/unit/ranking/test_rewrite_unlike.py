@@ -31,7 +31,7 @@ def runs(text: str, x: object, *, expect: bool = False) -> bool:
     if expect:
         text, done = rewrite("tests/test_a.py", text, {("TestA", "test_a") if "self" in text else ("test_a",)}, "expect", "seed")
         assert done
-    space: dict[str, Any] = {"x": x, "math": math, "unittest": unittest, "y": 1}
+    space: dict[str, Any] = {"x": x, "math": math, "unittest": unittest, "y": 1, "Kind": Kind}
     exec(text, space)  # noqa: S102 - the tests are ours
     try:
         space["TestA"]("test_a").debug() if "TestA" in space else space["test_a"]()
@@ -135,3 +135,67 @@ def test_a_number_that_cannot_be_written_is_left_alone() -> None:
     made, done = rewrite("tests/test_a.py", text, {("test_a",)}, "expect", "seed")
     assert compile(made, "", "exec")
     assert done <= {("test_a",)}
+
+
+class Kind(type):
+    """What all that there is is an instance of."""
+
+    def __instancecheck__(cls, other: object) -> bool:
+        return True
+
+
+class HoldsNone(str):
+    """Holds nothing, and differs from all."""
+
+    __slots__ = ()
+
+    def __contains__(self, _: object) -> bool:
+        return False
+
+    def __ne__(self, _: object) -> bool:
+        return True
+
+    __hash__ = str.__hash__
+
+
+DENIED = [
+    ("assert '<' not in x", "a b"),
+    ("assert 3 not in x", [1, 2]),
+    ("assert 3 not in x", {}),
+    ("assert 3 not in (x)", range(2)),
+    ("assert x != 'b'", "a"),
+    ("assert 'b' != x", "a"),
+    ("assert isinstance(x, str)", "a"),
+    ("assert isinstance(x, (int, str)) and y", "a"),
+    ("self.assertNotIn('<', x)", "a b"),
+    ("self.assertNotEqual(x, 'b', 'is b')", "a"),
+    ("self.assertIsInstance(x, str)", "a"),
+]
+
+
+@pytest.mark.parametrize(("body", "x"), DENIED)
+def test_what_is_denied_or_of_which_type_it_is(body: str, x: object) -> None:
+    text = f"def test_a():\n    {body}\n"
+    if "self" in body:
+        text = f"class TestA(unittest.TestCase):\n    def test_a(self):\n        {body}\n"
+    assert runs(text, x)
+    assert not runs(text, x, expect=True)
+    if "Instance" not in body and "isinstance" not in body and x not in ([1, 2], {}, range(2)):
+        assert runs(text, HoldsNone("a"))
+        assert runs(text, HoldsNone("a"), expect=True), "who holds none, or is like none, is found out, since it stays green"
+    if "isinstance" in body:
+        text = f"{text.replace('str', 'Every')}\n\nclass Every(metaclass=Kind):\n    pass\n".replace("(int, Every)", "Every")
+        assert runs(f"Kind = type\n{text}", 1, expect=True) is False
+        assert runs(text, 1, expect=True)
+
+
+def test_what_all_may_be_an_instance_of_is_left_alone() -> None:
+    text = "def test_a():\n    assert isinstance(x, typing.Hashable)\n"
+    made, _ = rewrite("tests/test_a.py", text, {("test_a",)}, "expect", "seed")
+    assert "not (isinstance(x" in made
+
+
+def test_other_values_for_certain_are_no_opposites() -> None:
+    text = "def test_a():\n    assert x.isdigit()\n    assert x\n\n\ndef test_b():\n    assert x == 1\n"
+    assert rewrite("tests/test_a.py", text, {("test_a",), ("test_b",)}, "expect", "seed", form="sure")[1] == {("test_b",)}
+    assert rewrite("tests/test_a.py", text, {("test_a",), ("test_b",)}, "expect", "seed")[1] == {("test_a",), ("test_b",)}

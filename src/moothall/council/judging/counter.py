@@ -164,14 +164,23 @@ class CounterProof:
         }
         kinds = {kind: replace(made, files={**originals, **made.files}, shown=shown) for kind, made in kinds.items()}
         own = says_what_is_equal(self.runs.exact(diff), proposal.own_tests)
-        if own and "expect" not in kinds:
-            return Verdict.ERRORED, f"no expectation could be changed, and the patch says itself what is equal: {own}", ()
         run = partial(self._run, diff, proof.extra)
         async with asyncio.TaskGroup() as group:
             tasks = {kind: group.create_task(run(kind, made)) for kind, made in kinds.items()}
         found = {kind: task.result() for kind, task in tasks.items()}
         rewriting = partial(self._rewritten, seed=seed, changed=texts, within=files)
-        return await self._find_against(run, kinds, found, rewriting, own=bool(own)) or self._count_followed(kinds, len(cases))
+        if wrong := await self._find_against(run, kinds, found, rewriting, own=bool(own)):
+            return wrong
+        if own and (left := await self._unsure(cases, rewriting, files)):
+            why = f"the patch says itself what is equal ({own}), and no expectation of these could be changed: {name_cases(left)}"
+            return Verdict.ERRORED, why, ()
+        return self._count_followed(kinds, len(cases))
+
+    async def _unsure(self, cases: Sequence[str], rewriting: _Rewriting, files: Sequence[str]) -> list[str]:
+        """Return the cases of which no expectation can be another one: nothing but what the patch says itself may be what they hold by."""
+        sure = await rewriting(cases, "expect", form="sure")
+        changed = {case for some in sure.cases.values() for case in some}
+        return [case for case in cases if changed.isdisjoint({case, *(place.case for place in places(case, files))})]
 
     async def _find_against(
         self,
@@ -186,7 +195,7 @@ class CounterProof:
         for kind, made in kinds.items():
             if kind == "neutral":
                 red, lost = await self._sort_red(run, made, found[kind])
-                if red and await self._reads(run, made, red):
+                if red and await self._reads(run, made, red, rewriting):
                     return (
                         Verdict.ERRORED,
                         f"what is run reads the files of its tests, and does as these say: {name_cases(red)}",
@@ -257,12 +266,13 @@ class CounterProof:
         wrong = [case for case in steady if plain.get(case, "passed" if own else "") == "passed"]
         return wrong, [case for case in steady if case not in wrong]
 
-    async def _reads(self, run: _Run, made: Rewritten, wrong: Iterable[str]) -> bool:
-        """Whether these are red only where the disk has other tests: the code may read there what is expected, or a test its own text."""
-        if not made.shown:
-            return False
-        unseen = dict(_results(made, await run("unseen", replace(made, shown={}))))
-        return all(unseen[case] == "passed" for case in wrong)
+    async def _reads(self, run: _Run, made: Rewritten, wrong: Sequence[str], rewriting: _Rewriting) -> bool:
+        """Whether these are red too where nothing but their lines, and what the disk shows of them, is another: the code may read there what
+        is expected, or a test its own text.
+        """
+        still = await rewriting(wrong, "neutral", form="still")
+        found = dict(_results(still, await run("still", replace(made, files={**made.files, **still.files}, cases=still.cases))))
+        return all(found.get(case, "passed") != "passed" for case in wrong)
 
     async def _changed_texts(self, diff: str, own_tests: Iterable[str]) -> dict[str, str]:
         """The texts of changed files that hold tests of the base beside code, as they are after the change."""

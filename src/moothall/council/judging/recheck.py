@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +23,7 @@ from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal
 from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.errors import NotFound
+from moothall.inside.cases import WRITTEN
 from moothall.inside.checks import runs_python_tests
 from moothall.ranking import assess, changed_files, passes_gates, rivals
 from moothall.ranking.assess import differing_cases, unmatched_cases
@@ -124,7 +125,7 @@ class Bench:
             stronger = await agreement(self._runs, proposal.diff, found.fixed, runs, self._limits.apart_seconds)
             found = replace(found, evidence=(*found.evidence, *stronger))
         if applies:
-            found = await self._read(proposal, found)
+            found = await self._read(proposal, found, _written(runs) - _written(self._prepared.runs))
         broken = {*found.regressions, *(case for item in found.evidence for case in item.red)}
         self._details[key] = {case: said for run in runs.values() for case, said in run.details.items() if case in broken}
         return found
@@ -147,8 +148,10 @@ class Bench:
             return alone
         return alone ^ await run_again(some, "3") | await run_again(dict.fromkeys(some, ()), "4")
 
-    async def _read(self, proposal: Proposal, found: Assessment) -> Assessment:
-        """Add what the diff itself says: the lines that reach for what judges it, and what it makes of the code."""
+    async def _read(self, proposal: Proposal, found: Assessment, written: Iterable[str]) -> Assessment:
+        """Add what the diff itself says: the lines that reach for what judges it, and what it makes of the code. `written`: data of tests
+        that were written while these ran, and are not on the base.
+        """
         diff, own_tests = self._runs.exact(proposal.diff), proposal.own_tests
         texts = await self._before(proposal.diff)
         change = normal_change(diff, texts, own_tests)
@@ -161,10 +164,11 @@ class Bench:
             found,
             evidence=(*found.evidence, *([shown] if shown.look else [])),
             look=(
-                *reaches(diff, texts, own_tests),
+                *reaches(diff, texts, own_tests, self._prepared.files),
                 *altered_helpers(diff, texts, own_tests),
                 *await self._shadows(diff),
                 *await self._data(diff, own_tests),
+                *(f"{path}:1: {WRITTEN}" for path in sorted(written)),
             ),
             change=same_change(change),
             idle=changes_nothing(diff, change, self._facts.d.description),
@@ -313,6 +317,11 @@ def _doubtful(found: Assessment, runs: Mapping[str, CheckRun], base: Prepared) -
         for name, some in cases.items()
         if some and len(some) <= _RERUN and runs[name].status == "success" and base.runs[name].duration_ms <= _RERUN_MS
     }
+
+
+def _written(runs: Mapping[str, CheckRun]) -> frozenset[str]:
+    """The data of tests that were written while these ran."""
+    return frozenset(case for run in runs.values() for case, said in run.details.items() if said == WRITTEN)
 
 
 def _worth_it(judged: Sequence[Judged]) -> bool:
