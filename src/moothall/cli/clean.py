@@ -33,7 +33,7 @@ async def clean(settings: Settings, *, older_than: float | None, everything: boo
     What is in use stays, all of it while a process serves. What goes is made again when it is needed.
     Exit code 1 where something that should go could not.
     """
-    from moothall.wiring.directory import clean_up
+    from moothall.wiring.cleaning import clean_up
 
     def tell_removed(item: Kept) -> None:
         if not as_json:

@@ -76,7 +76,7 @@ async def check(settings: Settings) -> int:
 @with_settings(narrated=False)
 async def prune(settings: Settings, *, keep: int) -> None:
     """Delete the oldest events, and what nothing refers to any more: documents, large values, patches, old checkouts."""
-    from moothall.wiring.directory import prune as prune_all
+    from moothall.wiring.cleaning import prune as prune_all
 
     gone = await prune_all(settings, keep, say)
     click.echo(f"{gone.events} events deleted")

@@ -95,7 +95,7 @@ async def add(
 @with_settings()
 async def remove(settings: Settings, *, repository: str) -> None:
     """Forget REPOSITORY, a registered id, and remove its clone. The repository itself stays as it is, with its branches."""
-    from moothall.wiring.directory import unregister
+    from moothall.wiring.cleaning import unregister
 
     gone = await unregister(settings, repository)
     click.echo(f"{gone.id} is removed; {gone.origin} itself is untouched")

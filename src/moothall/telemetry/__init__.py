@@ -10,10 +10,15 @@ a function call that returns a constant, and a figure is an addition in a dictio
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+
+from moothall.config import Trace
 from moothall.telemetry import metrics
 from moothall.telemetry.context import bound
 from moothall.telemetry.logs import Logger, configure_logs, get_logger, log_apart
-from moothall.telemetry.spans import Span, headers, read_traceparent, record, span, traceparent, wants_content
+from moothall.telemetry.spans import Span, headers, read_traceparent, span, traceparent, wants_content
 
 __all__ = [
     "Logger",
@@ -30,3 +35,12 @@ __all__ = [
     "traceparent",
     "wants_content",
 ]
+
+
+def record(settings: Trace, process: str, secrets: Sequence[str] = ()) -> AbstractAsyncContextManager[None]:
+    """Record this process's spans until the context ends, if any are wanted. OpenTelemetry is imported only then. Raises `ConfigurationError`."""
+    if settings.exporter == "off":
+        return nullcontext()
+    from moothall.telemetry.recording import recording
+
+    return recording(settings, f"{process}-{os.getpid()}", secrets=secrets)

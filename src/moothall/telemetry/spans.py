@@ -1,4 +1,4 @@
-"""Spans, as all rooms see them. `record` switches them on; until then they are nothing.
+"""Spans, as all rooms see them. `telemetry.record` switches them on; until then they are nothing.
 
 A traceparent is W3C's: `00-<trace id>-<span id>-<flags>`. It reaches us with a call's metadata or an event, and leaves us
 with events and with calls to the model. With the exporter off a caller's traceparent is still passed on unchanged; none
@@ -7,15 +7,12 @@ is made up. It is never part of an id, a prompt or a digest: a repeat under anot
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import Token
 from types import TracebackType
 from typing import Literal, Self
 
-from moothall.config import Trace
 from moothall.telemetry.context import here
 
 Value = str | int | float | bool
@@ -122,12 +119,3 @@ def read_traceparent(text: str) -> str:
     if text.startswith("00") and len(text) != 55:  # noqa: PLR2004 - version 00 has nothing after its flags
         return ""
     return f"00-{match[1]}-{match[2]}-{text[53:55]}"
-
-
-def record(settings: Trace, process: str, secrets: Sequence[str] = ()) -> AbstractAsyncContextManager[None]:
-    """Record this process's spans until the context ends, if any are wanted. OpenTelemetry is imported only then. Raises `ConfigurationError`."""
-    if settings.exporter == "off":
-        return nullcontext()
-    from moothall.telemetry.recording import recording
-
-    return recording(settings, f"{process}-{os.getpid()}", secrets=secrets)

@@ -14,7 +14,7 @@ from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
 from moothall.wiring import directory
 from moothall.wiring.bus import open_log
-from moothall.wiring.directory import prune as prune_house
+from moothall.wiring.cleaning import prune as prune_house
 from moothall.wiring.graph import open_answers, open_graph, rebuild
 from support.chronicle import Chronicle, delivered
 from support.neo4j import Address

@@ -9,7 +9,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
 from moothall.settings import load_settings
 from moothall.wiring import directory
-from moothall.wiring.directory import clean_up, unregister
+from moothall.wiring.cleaning import clean_up, unregister
 from moothall.wiring.repository import commands_said, register
 from moothall.wiring.trusted import trusted_repositories
 from support.repos import Repo, make_sample
