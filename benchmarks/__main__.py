@@ -102,11 +102,8 @@ async def _growth(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
 
 async def _packs(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     stories = 100 if asked.quick else 1430  # of 70 nodes each
-    _tell(
-        f"packs from a graph of {stories} stories"
-        + ("" if os.environ.get(SERVER) else f"; of Neo4j too where {SERVER} names one")
-    )
-    return {"stores": await packs(folder, stories, 20 if asked.quick else 200)}
+    _tell(f"packs from a graph of {stories} stories" + ("" if asked.neo4j else f"; of Neo4j too where {SERVER} names one"))
+    return {"stores": await packs(folder, stories, 20 if asked.quick else 200, asked.neo4j)}
 
 
 async def _commands(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
@@ -203,6 +200,7 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=1, help="how many times the soak's 1,000 deliberations and 20 with tools")
     parser.add_argument("--dry", action="store_true", help="write the report beside the results, not into docs/")
     asked = parser.parse_args()
+    asked.neo4j = os.environ.pop(SERVER, "")  # what is measured knows no such setting
     if unknown := set(asked.parts) - {*PARTS, *ALONE}:
         parser.error(f"unknown part {', '.join(sorted(unknown))}; there are {', '.join((*PARTS, *ALONE))}")
     return uvloop.run(_until_told(asked))

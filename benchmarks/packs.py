@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -106,10 +105,10 @@ def _of_story(story: str, number: int, about: dict[str, str]) -> Iterator[Event]
 
 
 @asynccontextmanager
-async def _graphs(folder: Path) -> AsyncIterator[dict[str, CypherGraph]]:
+async def _graphs(folder: Path, named: str) -> AsyncIterator[dict[str, CypherGraph]]:
     async with embedded_store(folder / "packs.kgl", query_seconds=60) as file:
         graphs = {"embedded": CypherGraph(file)}
-        if not (named := os.environ.get(SERVER)):
+        if not named:
             yield graphs
             return
         at = urlsplit(named)
@@ -124,10 +123,10 @@ async def _graphs(folder: Path) -> AsyncIterator[dict[str, CypherGraph]]:
             yield graphs | {"Neo4j": CypherGraph(server)}
 
 
-async def packs(folder: Path, stories: int, count: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of a pack for each store, of `count` of them after some that are not counted; and how many nodes it lies among."""
+async def packs(folder: Path, stories: int, count: int, server: str = "") -> dict[str, dict[str, float]]:
+    """Milliseconds of a pack for each store, of `count` of them after some that are not counted; and how many nodes it lies among. `server` as `SERVER` names it."""
     found = {}
-    async with _graphs(folder) as graphs:
+    async with _graphs(folder, server) as graphs:
         for name, graph in graphs.items():
             batch: list[Recorded] = []
             for seq, event in enumerate(_events(stories), 1):

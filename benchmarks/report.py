@@ -373,8 +373,8 @@ def _soak(found: Mapping[str, Any]) -> str:
     problems = "\n".join(f"- {line}" for line in found["problems"]) or "Nothing was left behind."
     return f"""## A long day
 
-{found["text"]:,} deliberations about text, {found["at_once"]} at once, then {found["with_tools"]} with tools, on one house (`scripts/soak`). The embedded
-graph, which grows with the log in serve's memory, is put off here: what else grows is seen better without it.
+{found["text"]:,} deliberations about text, {found["at_once"]} at once, then {found["with_tools"]} with tools, on one house (`scripts/soak`), the embedded
+graph behind them, which keeps fifty.
 
 {table(("memory, PSS in MB", "before", "after", "KB a deliberation, second half"), memory)}
 
