@@ -12,6 +12,7 @@ from pathlib import Path
 import corpus_around as around
 import corpus_around_others as around_others
 import corpus_asked as asked
+import corpus_asked_others as asked_others
 import corpus_disk as disk
 import corpus_fresh as fresh
 import corpus_more as more
@@ -57,7 +58,14 @@ GROUPS = {
     "rust disk": (others.RUST_BASE, (), disk.RUST),
     **{
         name: (group.base, group.argv, group.patches)
-        for name, group in {**around.GROUPS, **around_others.GROUPS, **taken.GROUPS, **asked.GROUPS, **runners.GROUPS}.items()
+        for name, group in {
+            **around.GROUPS,
+            **around_others.GROUPS,
+            **taken.GROUPS,
+            **asked.GROUPS,
+            **asked_others.GROUPS,
+            **runners.GROUPS,
+        }.items()
     },
 }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import corpus_around as around
 import corpus_around_others as around_others
 import corpus_asked as asked
+import corpus_asked_others as asked_others
 import corpus_disk as disk
 import corpus_fresh as fresh
 import corpus_more as more
@@ -28,7 +29,7 @@ from moothall.domain.proposal import Proposal
 
 pytestmark = pytest.mark.e2e
 Patches = Mapping[str, Mapping[str, str]]
-AROUND = {**around.GROUPS, **around_others.GROUPS, **taken.GROUPS, **asked.GROUPS}
+AROUND = {**around.GROUPS, **around_others.GROUPS, **taken.GROUPS, **asked.GROUPS, **asked_others.GROUPS}
 IN_PYTEST = {
     "in its process": python.IN_PROCESS,
     "by files": python.FILES,
