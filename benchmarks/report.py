@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,13 +78,9 @@ def laid_over(old: str, new: str) -> str:
 
 def _sections(page: str) -> dict[str, str]:
     """By title; the head of the page has none."""
-    found: dict[str, str] = {}
-    title = ""
-    for line in page.rstrip().splitlines():
-        if line.startswith("## "):
-            title = line.removeprefix("## ")
-        found[title] = f"{found.get(title, '')}{line}\n"
-    return {title: f"{text.rstrip()}\n\n" for title, text in found.items()}
+    head, *rest = re.split(r"(?m)^(?=## )", page)
+    parts = {"": head, **{part.partition("\n")[0].removeprefix("## "): part for part in rest}}
+    return {title: f"{text.rstrip()}\n\n" for title, text in parts.items()}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
