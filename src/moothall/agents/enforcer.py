@@ -86,10 +86,9 @@ class RollingBreaker:
 class Enforcer:
     """Lets calls through, unary and streamed alike. One a process; belongs to one event loop."""
 
-    def __init__(self, settings: Agents, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, settings: Agents) -> None:
         self._settings = settings
-        self._clock = clock
-        self._breaker = RollingBreaker(settings, clock)
+        self._breaker = RollingBreaker(settings)
         self._buckets: LRUCache[tuple[str, str], tuple[float, float]] = LRUCache(_USERS)
         self.active = 0
         """Calls under way."""
@@ -135,7 +134,7 @@ class Enforcer:
 
     def _take(self, who: Principal) -> None:
         """Take one from the caller's bucket, which fills with `calls_a_second` up to a second's worth. Raises `TooOften`."""
-        rate, now = self._settings.calls_a_second, self._clock()
+        rate, now = self._settings.calls_a_second, monotonic()
         most = max(rate, 1.0)
         left, at = self._buckets.get((who.tenant, who.name), (most, now))
         left = min(most, left + (now - at) * rate)
