@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import stat
 from pathlib import Path
 
@@ -31,6 +32,17 @@ def test_a_long_wait_says_what_it_waits_for_and_a_short_one_nothing(capsys: pyte
     assert result_of(until_said(), "reading the log", after=0.01) == "reading the log …\n"
     assert result_of(at_once(), "reading the log", after=3600) == 3
     assert capsys.readouterr().err == ""
+
+
+def test_garbage_is_collected_once_the_work_begins_whatever_was_switched_off_for_the_imports() -> None:
+    async def is_collecting() -> bool:
+        return gc.isenabled()
+
+    gc.disable()
+    try:
+        assert result_of(is_collecting())
+    finally:
+        gc.enable()
 
 
 def test_a_bug_is_told_with_its_cause_however_deep_it_lies(capsys: pytest.CaptureFixture[str]) -> None:
