@@ -123,8 +123,10 @@ async def test_the_same_by_the_command_line(own: Command, repo: Path, tmp_path: 
         assert (late.code, "were changed by local since you saw them" in late.err) == (2, True)
         assert await once_allowed(story) == "build"
         nobody = await own("story", "approve", story)
-        while nobody.code == 2 and "councils are at work" in nobody.err:
-            nobody = await own("story", "approve", story)
+        async with asyncio.timeout(180):
+            while nobody.code == 2 and "councils are at work" in nobody.err:
+                nobody = await own("story", "approve", story)
+        assert "its tasks have ended" not in nobody.err, (await own("story", "show", story)).out
         assert (nobody.out.strip() or await once_allowed(story)) == "docs"
         await own("story", "comment", story, "well done")
         of_line = await own("story", "comment", story, "good", "--line", "tools/one.py:1")

@@ -348,6 +348,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             derivation_id="the plan.derived event that it ends",
             status="completed, or failed",
             tasks="task id to how it ended; SKIPPED where a dependency did not complete",
+            why="task id to what went wrong, of those that ended in an error",
             commits="what it came to: of each task whose work no other builds on",
         ),
         _spec(_E.COUNCIL_CREATED, _C.COUNCILS, _ROLE, agents="its agents, in the order of their seats", config="its defaults"),

@@ -208,7 +208,13 @@ async def _move(settings: Settings, story_id: str, comment: str, *, back: bool) 
 
 
 def _waits(card: Card, stories: Stories) -> str:
-    return "" if card.stand.state != "build" else "; councils are at work" if stories.served else f"; {_IDLE}"
+    from moothall.planning.card import COMPLETED
+
+    if card.stand.state != "build":
+        return ""
+    if card.ended is not None and card.ended.data.get("status") != COMPLETED:
+        return "; its tasks have ended: `moothall story show` says how, and what is next"
+    return "; councils are at work" if stories.served else f"; {_IDLE}"
 
 
 @story.command(

@@ -90,8 +90,8 @@ def rounds(history: Sequence[Event], views: Mapping[str, TaskView], state: str) 
 
 
 def _round(derived: Event, end: Mapping[str, Any], views: Mapping[str, TaskView]) -> Round:
-    tasks, said = _tasks(derived), end.get("tasks")
-    said = said if isinstance(said, Mapping) else {}
+    tasks = _tasks(derived)
+    said, why = (found if isinstance(found := end.get(name), Mapping) else {} for name in ("tasks", "why"))
     numbers = {str(task["task_id"]): number for number, task in enumerate(tasks, 1)}
     steps = []
     for task_id, number in numbers.items():
@@ -104,7 +104,7 @@ def _round(derived: Event, end: Mapping[str, Any], views: Mapping[str, TaskView]
             description=str(task.get("description", "")),
             after=tuple(numbers[name] for name in after if name in numbers) if isinstance(after, list | tuple) else (),
         )
-        steps.append(_stand(step, str(said.get(task_id, "")), view))
+        steps.append(_stand(step, str(said.get(task_id, "")), str(why.get(task_id, "")), view))
     by = str(derived.data.get("by") or "")
     design = design_task(str(derived.data.get("plan_id"))) if by == "architects" or derived.data.get("why") else ""
     return Round(
@@ -117,12 +117,12 @@ def _round(derived: Event, end: Mapping[str, Any], views: Mapping[str, TaskView]
     )
 
 
-def _stand(step: RoundTask, said: str, view: TaskView | None) -> RoundTask:
-    """Return a task with how it stands: as the plan's end says, else as its council does."""
+def _stand(step: RoundTask, said: str, wrong: str, view: TaskView | None) -> RoundTask:
+    """Return a task with how it stands: as the plan's end says, else as its council does. `wrong`: what the plan's end says of an error."""
     if said == SKIPPED:
         return replace(step, stand=_WORDS[SKIPPED], why="what it builds on has no winner, or does not go together")
     if view is None:
-        return replace(step, stand=_WORDS.get(said, said.lower()), begun=True) if said else step
+        return replace(step, stand=_WORDS.get(said, said.lower()), why=wrong, begun=True) if said else step
     status = said or (NO_WINNER if view.status is DeliberationStatus.COMPLETED and not view.winner_id else view.status.value)
     stand, why = _WORDS.get(status, status.lower()), view.error
     if stand == WON:

@@ -230,6 +230,7 @@ class Work:
             "derivation_id": derived.id,
             "status": COMPLETED if all(end.won for end in ends.values()) else "failed",
             "tasks": {name: end.said for name, end in ends.items()},
+            "why": {name: end.outcome.error_message for name, end in ends.items() if end.outcome and end.outcome.error_message},
             "commits": list(dict.fromkeys(sha for name, end in ends.items() if name not in inner for sha in end.commits)),
         }
         await self._bus.publish(write(EventType.PLAN_FINISHED, plan.plan_id, data, cause=derived.id, tenant=derived.tenant))

@@ -126,6 +126,20 @@ async def test_what_depends_on_a_task_without_a_winner_is_skipped(bus: MemoryBus
     assert desk.known() == [answer.task_ids[0]]
 
 
+async def test_what_went_wrong_with_a_task_is_kept_with_the_end_of_its_plan(
+    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+) -> None:
+    async with running(bus, desk, planner):
+        first = (await planner.process(MOVED, LOCAL)).task_ids[0]
+        await until(desk.known)
+        gone = Outcome(first, DeliberationStatus.FAILED, role="architect", error_message="the repository is gone")
+        await desk.decide(gone)
+        async with asyncio.timeout(10):
+            while not (ended := await events(bus, EventType.PLAN_FINISHED)):
+                await asyncio.sleep(0.01)
+    assert ended[0].data["why"] == {first: "the repository is gone"}
+
+
 async def test_a_planner_that_starts_again_goes_on_where_the_log_is(bus: MemoryBus, desk: MemoryDesk) -> None:
     async with running(bus, desk, first := Planner(bus, Limits())):
         design, code, tests = (await first.process(MOVED, LOCAL)).task_ids

@@ -24,8 +24,8 @@ def derived(tasks: Any = TASKS, plan: str = "plan-1", **more: Any) -> Event:
     )
 
 
-def ended(plan: Event, **said: str) -> Event:
-    return write(EventType.PLAN_FINISHED, "s", {"story_id": "s", "derivation_id": plan.id, "tasks": said})
+def ended(plan: Event, why: Mapping[str, str] | None = None, **said: str) -> Event:
+    return write(EventType.PLAN_FINISHED, "s", {"story_id": "s", "derivation_id": plan.id, "tasks": said, "why": why or {}})
 
 
 def steps(*history: Event, views: Mapping[str, TaskView] | None = None, state: str = "build") -> list[RoundTask]:
@@ -50,6 +50,13 @@ def test_a_task_under_way_stands_as_its_council_does() -> None:
     assert [(step.stand, step.why, step.begun) for step in found] == [
         ("won", "agent-dev-002, proven", True), ("at work", "45 %", True), ("waits", "", False),
     ]  # fmt: skip
+
+
+def test_a_task_for_which_no_council_could_be_asked_says_why() -> None:
+    plan = derived()
+    first, second, _ = steps(plan, ended(plan, {"a": "the repository is gone"}, a="FAILED", b="COMPLETED", c="SKIPPED"))
+    assert (first.stand, first.why) == ("failed", "the repository is gone")
+    assert second.why == ""
 
 
 def test_a_task_that_ended_without_a_winner_says_why_and_what_next() -> None:
