@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
@@ -64,10 +65,19 @@ class TrustedClone:
         )
 
     async def make(self) -> None:
-        """Make the empty bare repository where there is none yet."""
-        if not (self.path / "HEAD").exists():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            await self._git.run("init", "--quiet", "--bare", "--template=", "--", str(self.path), cwd=self.path.parent)
+        """Make the empty bare repository where there is none yet, whole or not at all: others may make it in the same moment."""
+        if (self.path / "HEAD").exists():
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        new = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}")
+        try:
+            await self._git.run("init", "--quiet", "--bare", "--template=", "--", str(new), cwd=self.path.parent)
+            new.rename(self.path)
+        except OSError as error:
+            if not (self.path / "HEAD").exists():
+                raise RepositoryError(f"no clone can be made at {self.path}: {error.strerror}") from error
+        finally:
+            await asyncio.to_thread(shutil.rmtree, new, ignore_errors=True)
 
     async def fetch(
         self,

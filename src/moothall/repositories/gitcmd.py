@@ -69,6 +69,7 @@ _CONFIG = (
     "core.attributesFile=/dev/null",
     "core.excludesFile=/dev/null",
     "core.fsmonitor=false",
+    "core.filesRefLockTimeout=10000",
     "core.alternateRefsCommand=",
     "core.autocrlf=false",
     "core.safecrlf=false",

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from moothall.config import Workspace
 from moothall.errors import NotFound, PatchRefused, RepositoryError
 from moothall.repositories.clone import TrustedClone
+from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.objects import Change
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
 
@@ -42,6 +45,31 @@ async def test_fetch_pins_the_commit_and_lists_its_files(clone: TrustedClone, sa
     assert await clone.read(sha, "src/utils.py", 3) == b'"""'
     with pytest.raises(NotFound, match=r"nowhere\.py"):
         await clone.read(sha, "nowhere.py", 10)
+
+
+async def test_a_clone_that_two_make_at_once_is_never_seen_half_made(sample: Repo, tmp_path: Path) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(GitRunner):
+        async def run(
+            self, *args: str, cwd: Path, stdin: bytes = b"", env: Mapping[str, str] | None = None, seconds: float = 0
+        ) -> bytes:
+            out = await super().run(*args, cwd=cwd, stdin=stdin, env=env, seconds=seconds)
+            if args[0] == "init":
+                begun.set()
+                await go_on.wait()
+            return out
+
+    place = tmp_path / "repos" / "sample.git"
+    first = asyncio.create_task(
+        TrustedClone(place, SETTINGS, Slow(place.parent, SETTINGS.git_seconds)).fetch(str(sample.path), "HEAD")
+    )
+    await begun.wait()
+    assert not place.exists()
+    second = await TrustedClone(place, SETTINGS).fetch(str(sample.path), "HEAD")
+    go_on.set()
+    assert await first == second == sample.head
+    assert [each.name for each in place.parent.glob("sample.git*")] == ["sample.git"]
 
 
 async def test_fetch_runs_nothing_of_the_source(clone: TrustedClone, sample: Repo, tmp_path: Path) -> None:
