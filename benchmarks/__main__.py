@@ -133,7 +133,7 @@ async def _pages(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
 
 async def _scaling(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     _tell("one node and two, each part with its slice of a core, beside the model of capacity")
-    return await scaling.measure(folder, seconds=2.0 if asked.quick else 8.0, tell=_tell)
+    return await scaling.measure(folder, seconds=5.0 if asked.quick else 20.0, tell=_tell)
 
 
 async def _cluster(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:

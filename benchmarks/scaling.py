@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.capacity import PHASES, Demand, Fleet, bound, hosts_for, simulate
+from benchmarks.load import Run
 from benchmarks.report import figure, table
 from benchmarks.results import PLACE
 from benchmarks.spread import crowd, demand_of, may_slice, spread
@@ -18,41 +21,54 @@ _DELAY_MS = 50
 _HOST, _SERVE, _BUS = 0.2, 0.6, 0.4
 """Cores: so little for a host that it is what the house waits for, and all of two nodes fits into one machine of two cores."""
 _CROWDS = (64, 16, 4)
+_TURNS = 3
+"""Of each house with each crowd: the machine is faster or slower by a third from one minute to the next."""
 _A_DAY, _PEAK = 1_000_000, 5.0
 _TOKENS, _SERVER_TOKENS = 400, 2_500
 _BUSY = 0.7
 
 
 async def measure(folder: Path, *, seconds: float, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Take the constants from the first crowd on one node; hold the model against the others and against two nodes."""
+    """Take the constants from the first crowd on one node; hold the model against the others and against two nodes. Both houses stand, and take turns
+    of `seconds` in all with each crowd.
+    """
     if not may_slice():
         raise SystemExit("scaling: parts get slices of a core by control groups, which needs root and a writable /sys/fs/cgroup")
-    rows: list[dict[str, Any]] = []
-    demand: Demand | None = None
-    for nodes in (1, 2):
-        fleet = Fleet((_HOST,) * nodes, serve=_SERVE, bus=_BUS)
-        async with running_stub() as stub, spread(folder / str(nodes), stub, fleet) as over:
-            await crowd(over, stub, delay_ms=0, at_once=8, seconds=2)
+    fleets = {nodes: Fleet((_HOST,) * nodes, serve=_SERVE, bus=_BUS) for nodes in (1, 2)}
+    runs: dict[tuple[int, int], list[Run]] = {}
+    async with running_stub() as stub, AsyncExitStack() as stack:
+        houses = {}
+        for nodes, fleet in fleets.items():
+            houses[nodes] = await stack.enter_async_context(spread(folder / str(nodes), stub, fleet))
+            await crowd(houses[nodes], stub, delay_ms=0, at_once=8, seconds=2)
+        for turn in range(1, _TURNS + 1):
             for at_once in _CROWDS:
-                run = await crowd(over, stub, delay_ms=_DELAY_MS, at_once=at_once, seconds=seconds)
-                demand = demand or demand_of(run, _DELAY_MS)
-                expected = simulate(demand, fleet, at_once)
-                rows.append(
-                    {
-                        "nodes": nodes,
-                        "at_once": at_once,
-                        "rate": run.rate,
-                        "simulated": expected.rate,
-                        "bound": bound(demand, fleet, at_once),
-                        "wait": run.wait,
-                        "simulated_wait": expected.wait,
-                        "error": expected.rate / run.rate - 1,
-                    }
-                )
-                tell(f"{nodes} nodes, {at_once} at once: {run.rate:.1f} a second, simulated {expected.rate:.1f}")
-    if demand is None:
-        raise AssertionError("no crowd was measured")
+                for nodes, house in houses.items():
+                    run = await crowd(house, stub, delay_ms=_DELAY_MS, at_once=at_once, seconds=seconds / _TURNS)
+                    runs.setdefault((nodes, at_once), []).append(run)
+                    tell(f"turn {turn} of {_TURNS}, {nodes} nodes, {at_once} at once: {run.rate:.1f} a second")
+    demand = _middle([demand_of(run, _DELAY_MS) for run in runs[1, _CROWDS[0]]])
+    rows = []
+    for (nodes, at_once), told in sorted(runs.items(), key=lambda found: (found[0][0], -found[0][1])):
+        expected, rate = simulate(demand, fleets[nodes], at_once), statistics.median(run.rate for run in told)
+        rows.append(
+            {
+                "nodes": nodes,
+                "at_once": at_once,
+                "rate": rate,
+                "simulated": expected.rate,
+                "bound": bound(demand, fleets[nodes], at_once),
+                "wait": statistics.median(run.wait for run in told),
+                "simulated_wait": expected.wait,
+                "error": expected.rate / rate - 1,
+            }
+        )
     return {"demand": asdict(demand), "rows": rows}
+
+
+def _middle(found: Sequence[Demand]) -> Demand:
+    """Return the median of each part."""
+    return Demand(**{name: statistics.median(asdict(each)[name] for each in found) for name in asdict(found[0])})
 
 
 def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
@@ -101,7 +117,8 @@ def _held(found: Mapping[str, Any]) -> str:
     return f"""## Held against what came
 
 A Ray cluster of one node and then of two, a host on each; a host has {_HOST:g} of a core, serve {_SERVE:g}, the bus {_BUS:g}, by control groups, so that all
-of it fits into one machine and the hosts are what is waited for. The constants come from the first line alone.
+of it fits into one machine and the hosts are what is waited for. Both stand at the same time and take {_TURNS} turns with each crowd; medians. The
+constants come from the first line alone.
 
 {table(head, rows)}"""
 

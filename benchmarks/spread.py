@@ -31,6 +31,7 @@ from moothall.config import Bus
 
 _CLUSTER = Path(__file__).resolve().parent.parent / "tests" / "cluster" / "ray_cluster.py"
 _PERIOD_US = 10_000  # short, so that a part is never away for long
+_WAVES = 15
 _GROUPS = Path("/sys/fs/cgroup")
 
 
@@ -42,7 +43,7 @@ def may_slice() -> bool:
 @contextmanager
 def sliced(name: str, pid: int, cores: float) -> Iterator[None]:
     """Keep a process, with all its threads, at `cores` of a core until the block ends."""
-    group = _root() / f"moothall-{os.getpid()}-{name}"
+    group = _root() / f"moothall-{pid}-{name}"
     group.mkdir()
     try:
         if (group / "cpu.max").exists():
@@ -87,6 +88,7 @@ class Spread:
 @asynccontextmanager
 async def spread(folder: Path, stub: Stub, fleet: Fleet) -> AsyncIterator[Spread]:
     """Serve over as many nodes as the fleet has hosts, each part in its slice."""
+    others = _buses()
     async with embedded_server(Bus(), folder / "bus") as bus_url, _nodes(len(fleet.hosts)) as (address, cluster):
         settings = {
             **GRAPH_LATER,
@@ -98,7 +100,7 @@ async def spread(folder: Path, stub: Stub, fleet: Fleet) -> AsyncIterator[Spread
         async with served(folder / "data", stub.base_url, settings) as house:
             below = psutil.Process(cluster).children(recursive=True)
             hosts = [process for process in below if "ray::Host" in " ".join(process.cmdline())]
-            bus = [process for process in psutil.Process().children(recursive=True) if part_of(process) == "bus"]
+            bus = [process for process in _buses() if process not in others]
             serve = psutil.Process(house.system.root)
             if len(hosts) != len(fleet.hosts) or len(bus) != 1:
                 raise RuntimeError(f"{len(fleet.hosts)} hosts and a bus were asked for; found {len(hosts)} and {len(bus)}")
@@ -108,6 +110,10 @@ async def spread(folder: Path, stub: Stub, fleet: Fleet) -> AsyncIterator[Spread
                 slices.enter_context(sliced("serve", serve.pid, fleet.serve))
                 slices.enter_context(sliced("bus", bus[0].pid, fleet.bus))
                 yield Spread(house, {"serve": [serve], "host": hosts, "bus": bus})
+
+
+def _buses() -> list[psutil.Process]:
+    return [process for process in psutil.Process().children(recursive=True) if part_of(process) == "bus"]
 
 
 @asynccontextmanager
@@ -131,9 +137,9 @@ async def _nodes(count: int) -> AsyncIterator[tuple[str, int]]:
 
 
 async def crowd(over: Spread, stub: Stub, *, delay_ms: int, at_once: int, seconds: float) -> Run:
-    """Measure so many callers at once."""
+    """Measure so many callers at once. They end in waves, and the figures begin and end anywhere in one, so there must be many."""
     await stub.set(delay_ms=delay_ms, reset=1)
-    return await side_by_side(text_act(over.house), at_once, seconds, over.used)
+    return await side_by_side(text_act(over.house), at_once, seconds, over.used, generations=_WAVES)
 
 
 def demand_of(run: Run, delay_ms: int) -> Demand:
