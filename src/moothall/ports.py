@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode, Writing
-from moothall.domain.code import Ask, CodeBlock, CodeRun
+from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.event import Event, Recorded
 from moothall.domain.evidence import CheckRun
 from moothall.domain.identity import Principal
@@ -242,7 +242,7 @@ class Workspace(Protocol):
         """Commit all changes so far to the trusted clone and return them. Raises `PatchRefused`."""
         ...
 
-    async def run_code(self, block: CodeBlock, ask: Ask) -> CodeRun:
+    async def run_code(self, block: CodeBlock, ask: Ask) -> BlockRun:
         """Run a block in CPython, where it can read the workspace's files. What it writes there itself is gone when it ends: it
         changes the workspace by tools alone. Raises what `ask` raises.
         """
@@ -255,7 +255,7 @@ class Workspace(Protocol):
         ...
 
 
-RunCode = Callable[[CodeBlock, Workspace, Ask], Awaitable[CodeRun]]
+RunCode = Callable[[CodeBlock, Workspace, Ask], Awaitable[BlockRun]]
 """Runs a block of Python that a model wrote, to its end or to the first limit; however it ends, it is said in what is returned.
 `ask` is called for one question after the other. Raises what it raises.
 """

@@ -21,7 +21,7 @@ from judge import alone
 from moothall.config import Limits
 from moothall.council.facts import Facts
 from moothall.council.judging.counter import CounterProof, Proving
-from moothall.council.judging.runs import Ran
+from moothall.council.judging.runs import CheckRuns
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.proposal import Proposal
 from moothall.domain.repository import Base, Prepared, Profile
@@ -52,7 +52,7 @@ class Here:
             raise NotFound(path)
         return (self.folder / path).read_text(encoding="utf-8", errors="replace")
 
-    async def run(self, wanted: Mapping[str, Sequence[str]], *_: str, instead: Mapping[str, str] = {}, **__: Any) -> Ran:
+    async def run(self, wanted: Mapping[str, Sequence[str]], *_: str, instead: Mapping[str, str] = {}, **__: Any) -> CheckRuns:
         (cases,) = wanted.values()
         with tempfile.TemporaryDirectory() as place:
             top, reports = Path(place, "top"), Path(place, "reports")
@@ -71,7 +71,7 @@ class Here:
             await asyncio.wait_for(running.wait(), _SECONDS)
             lines = [json.loads(line) for path in reports.iterdir() for line in path.read_text(encoding="utf-8").splitlines()]
         told = {line["case"]: line["result"] for line in lines if "case" in line}
-        return Ran({"tests": CheckRun("tests", Verdict.PASSED, told)})
+        return CheckRuns({"tests": CheckRun("tests", Verdict.PASSED, told)})
 
 
 async def one(folder: Path, most: int) -> None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from moothall.config import Runner
-from moothall.domain.code import CodeBlock, CodeRun
+from moothall.domain.code import BlockRun, CodeBlock
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import WorkspaceFailed
 from moothall.workspace.local import LocalWorkspace
@@ -42,7 +42,7 @@ class Bench:
         self.asked.append((name, arguments))
         return await self.house.call(self.workspace, name, **arguments)
 
-    async def run(self, code: str, **more: Any) -> CodeRun:
+    async def run(self, code: str, **more: Any) -> BlockRun:
         block = CodeBlock(code, TOOLS, in_seconds(60), "local", **more)
         return await self.runner.run(block, self.workspace, self.ask)
 

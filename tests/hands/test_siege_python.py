@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from moothall.config import Runner
-from moothall.domain.code import CodeBlock, CodeRun
+from moothall.domain.code import BlockRun, CodeBlock
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.workspace.local import LocalWorkspace
 from moothall.workspace.runner import LocalRunner
@@ -52,7 +52,7 @@ class Den:
             return ToolResult("", name, ToolStatus.BLOCKED, error="no")
         return ToolResult("", name, ToolStatus.SUCCESS, {"content": "y" * 40_000, "total_lines": 1})
 
-    async def run(self, code: str, seconds: float = 20) -> CodeRun:
+    async def run(self, code: str, seconds: float = 20) -> BlockRun:
         """Run a block under CPython."""
         return await self.runner.run(block(SOCKET + code, seconds), self.workspace, self.ask)
 

@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 
 from moothall.agents.service import AgentTasks
-from moothall.agents.sessions import BUCKET, Sessions
+from moothall.agents.sessions import BUCKET, AgentSessions
 from moothall.config import Agents
 from moothall.domain.budget import Usage
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
@@ -98,7 +98,7 @@ async def serving_agents(
     async with visiting(
         tmp_path, limits={"visits": 20}, catalogue=catalogue, grants=grants, toolkits={"slow": slow.call}
     ) as behind:
-        sessions = Sessions(bus.bucket(BUCKET), behind.visits, _blank, settings)
+        sessions = AgentSessions(bus.bucket(BUCKET), behind.visits, _blank, settings)
         tasks = AgentTasks(desk, behind.visits, sessions, settings, parallelism=4, memory_mb=512)
 
         async def away() -> tuple[Condition, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from moothall.planning.coach import Draft
+from moothall.planning.coach import StoryDraft
 from moothall.services.doors import Doors
 from support.callers import TOKEN
 
@@ -18,7 +18,7 @@ CRITERIA = (
     "Given two invoices, when May is exported, then the file has two lines",
     "Given none, when June is exported, then the answer is 404",
 )
-DRAFT = Draft(
+DRAFT = StoryDraft(
     "Export invoices as CSV",
     "As an accountant, I want the invoices of a month as a CSV file, so that I can book them.",
     CRITERIA,

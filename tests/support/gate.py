@@ -13,7 +13,7 @@ from typing import Any
 
 from moothall.config import Guard
 from moothall.domain.budget import Ledger
-from moothall.domain.code import Ask, CodeBlock, CodeRun
+from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.event import Event
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.identity import LOCAL, Principal
@@ -80,10 +80,10 @@ class Room:
         del paths, deadline, cases, apart
         return CheckRun(name, Verdict.MISSING)
 
-    async def run_code(self, block: CodeBlock, ask: Ask) -> CodeRun:
+    async def run_code(self, block: CodeBlock, ask: Ask) -> BlockRun:
         """There is no Python here."""
         del block, ask
-        return CodeRun(ToolStatus.ERROR, error="no CPython is here")
+        return BlockRun(ToolStatus.ERROR, error="no CPython is here")
 
     async def converse(self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool) -> str:
         """There are no programs here."""

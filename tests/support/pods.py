@@ -14,7 +14,7 @@ from typing import Any
 from moothall.config import Settings
 from moothall.sandbox.spawn import Sandboxed, drop_uid, spawn
 from moothall.sandbox.spec import SandboxSpec, interpreter_binds
-from moothall.workspace.box import Box, Place
+from moothall.workspace.box import Box, BoxSetup
 from moothall.workspace.bundle import INSIDE, bundle
 from moothall.workspace.jobs.box import CodeBox, JobBox, Pods
 from moothall.workspace.jobs.cluster import Cluster
@@ -148,7 +148,7 @@ def nearby(folder: Path, settings: Settings) -> tuple[MakeBox, NearbyPods]:
     cluster = NearbyPods(folder, settings, carrier)
     pods = Pods(cluster, carrier, lambda _: {})
 
-    def make(place: Place, within: Path, beside: Box | None) -> Box:
+    def make(place: BoxSetup, within: Path, beside: Box | None) -> Box:
         return CodeBox(place, within, settings, beside) if isinstance(beside, JobBox) else JobBox(place, within, settings, pods)
 
     return make, cluster

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from moothall.services.asgi import Address, ServerLimits, serving
+from moothall.services.asgi import ListenAddress, ServerLimits, serving
 
 CLIENT, SECRET = "moothall", "the secret of this client"
 Forge = Callable[[dict[str, Any], dict[str, Any], Any], str]
@@ -114,7 +114,7 @@ async def provider(**more: Any) -> AsyncIterator[Provider]:
         Route("/favicon.ico", made.leave),
     ]
     async with serving(
-        Starlette(routes=routes), Address("a provider", "test", "127.0.0.1", 0, 0), ServerLimits(grace_seconds=0.2)
+        Starlette(routes=routes), ListenAddress("a provider", "test", "127.0.0.1", 0, 0), ServerLimits(grace_seconds=0.2)
     ) as port:
         made.issuer = f"http://127.0.0.1:{port}"
         yield made

@@ -14,13 +14,13 @@ from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.task import DeliberationRequest
 from moothall.planning.board import Board
 from moothall.planning.card import Card
-from moothall.planning.coach import Draft
+from moothall.planning.coach import StoryDraft
 from moothall.planning.planner import Planner
 from moothall.planning.work import Work
 from moothall.testing.bus import MemoryBus
 from support.desk import Lands, MemoryDesk
 
-DRAFT = Draft(
+DRAFT = StoryDraft(
     "Export invoices as CSV", "As a clerk, I want a month as CSV, so that I can book it.", ("Given a, when b, then c",) * 2
 )
 A, B, C, D = ("abcd"[n] * 40 for n in range(4))

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from moothall.domain.code import Ask, CodeBlock, CodeRun
+from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared, Profile
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
@@ -253,7 +253,7 @@ class TempWorkspace:
         text = output.decode(errors="replace")[-20_000:]
         return CheckRun(name, verdict, found.results, text, exit_code=code, details=found.said, durations=found.ms)
 
-    async def run_code(self, block: CodeBlock, ask: Ask) -> CodeRun:
+    async def run_code(self, block: CodeBlock, ask: Ask) -> BlockRun:
         """Run what a seat's own checks run: a block that ends with an expression and calls no tool. There is no sandbox here."""
         del ask
         argv = (sys.executable, "-B", "-c", _BLOCK, block.code, json.dumps(dict(block.inputs)))
@@ -261,9 +261,9 @@ class TempWorkspace:
             subprocess.run, argv, cwd=self.repo.path, capture_output=True, text=True, check=False, timeout=30
         )
         if ran.returncode:
-            return CodeRun(ToolStatus.ERROR, error=ran.stderr[-500:])
+            return BlockRun(ToolStatus.ERROR, error=ran.stderr[-500:])
         printed, _, value = f"\n{ran.stdout.rstrip()}".rpartition("\n")
-        return CodeRun(ToolStatus.SUCCESS, value=json.loads(value), printed=printed[1:])
+        return BlockRun(ToolStatus.SUCCESS, value=json.loads(value), printed=printed[1:])
 
     async def converse(self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool) -> str:
         """There is no sandbox here in which a program could be run."""

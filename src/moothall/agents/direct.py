@@ -13,13 +13,13 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.guard.rates import Rates, too_often
-from moothall.visits.visits import Opened, Visits
+from moothall.visits.visits import OpenedVisit, Visits
 
 _LONGEST = timedelta(hours=1)  # the gate's own limits are nearer
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class ToolRun:
     """What came of a tool. `tool_id` tells it from others of the same task."""
 
     wanted: Wanted
@@ -42,7 +42,7 @@ class Direct:
         self._parallelism = parallelism
         self._rates = Rates()
 
-    async def run(self, who: Principal, opened: Opened, wanted: Sequence[Wanted], task_id: str) -> tuple[Ran, ...]:
+    async def run(self, who: Principal, opened: OpenedVisit, wanted: Sequence[Wanted], task_id: str) -> tuple[ToolRun, ...]:
         """Return what came of each, in their order. One that fails stops no other.
 
         Raises what `Visits.call` raises for a call that isn't let through at all, once the others have been called off.
@@ -50,13 +50,13 @@ class Direct:
         slots = asyncio.Semaphore(self._parallelism)
         began = time.time_ns()
 
-        async def one(place: int, item: Wanted) -> Ran:
+        async def one(place: int, item: Wanted) -> ToolRun:
             async with slots:
                 # A request id stands for one request of a workspace, and a session's outlives the task.
                 request_id = digest(task_id, str(began), str(place))[:32]
                 call = ToolCall(request_id, item.tool, item.arguments, datetime.now(UTC) + _LONGEST)
                 result = self._too_often(who, call) or await self._visits.call(who, opened.workspace, opened.token, call)
-                return Ran(item, f"{task_id}.{place}", result)
+                return ToolRun(item, f"{task_id}.{place}", result)
 
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(one(place, item)) for place, item in enumerate(wanted)]

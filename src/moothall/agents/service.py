@@ -10,10 +10,10 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from moothall.agents.direct import Direct, Ran
+from moothall.agents.direct import Direct, ToolRun
 from moothall.agents.enforcer import Enforcer
 from moothall.agents.queries import Mode, Query, SessionContext, Wanted
-from moothall.agents.sessions import Sessions, written_paths
+from moothall.agents.sessions import AgentSessions, written_paths
 from moothall.aio import merge
 from moothall.config import Agents
 from moothall.domain.budget import Budget, Usage
@@ -51,7 +51,7 @@ class Report:
     mode: Mode
     result: str = ""
     error: str = ""
-    ran: tuple[Ran, ...] = ()
+    ran: tuple[ToolRun, ...] = ()
     usage: Usage = Usage()
     agents: int = 0
     latency_ms: int = 0
@@ -65,13 +65,13 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class QueryUpdate:
     """Something that happens on the way: what is done, a tool that is called, what came of it, or the next piece of the answer."""
 
     message: str = ""
     progress: float = 0.0
     wanted: Wanted | None = None
-    ran: Ran | None = None
+    ran: ToolRun | None = None
     delta: str = ""
 
 
@@ -81,13 +81,13 @@ class _Answer:
     def __init__(self) -> None:
         self._given = ""
 
-    def more(self, answer: str, progress: float, *, whole: bool = False) -> Update | None:
+    def more(self, answer: str, progress: float, *, whole: bool = False) -> QueryUpdate | None:
         """Return the piece that comes next. A model that could not be understood writes another answer: its first piece says so."""
         given, goes_on = self._given, answer.startswith(self._given)
         if answer == given or (given.startswith(answer) and not whole):
             return None
         self._given = answer
-        return Update("" if goes_on else ANEW, progress, delta=answer[len(given) :] if goes_on else answer)
+        return QueryUpdate("" if goes_on else ANEW, progress, delta=answer[len(given) :] if goes_on else answer)
 
 
 class AgentTasks:
@@ -97,7 +97,7 @@ class AgentTasks:
         self,
         desk: Deliberations,
         visits: Visits,
-        sessions: Sessions,
+        sessions: AgentSessions,
         settings: Agents,
         *,
         parallelism: int = 1,
@@ -136,14 +136,14 @@ class AgentTasks:
             raise AssertionError("the last step is the report")
         return report
 
-    async def steps(self, query: Query, who: Principal) -> AsyncGenerator[Update | Report]:
+    async def steps(self, query: Query, who: Principal) -> AsyncGenerator[QueryUpdate | Report]:
         """Yield what happens, first that it was let through, and last the report. A caller that goes ends the query."""
         began = time.monotonic()
         wanted = query.direct()
         if wanted is None:  # tools are told nothing of it
             query = await self._sessions.with_session(query, who)
         async with self._enforcer.entered(who, query.length, query.timeout_seconds) as failed:
-            yield Update("begins")
+            yield QueryUpdate("begins")
             found = self._tools(query, who, wanted) if wanted is not None else self._agent(query, who)
             async with aclosing(found) as steps:
                 async for step in steps:
@@ -156,26 +156,26 @@ class AgentTasks:
                     else:
                         yield step
 
-    async def _tools(self, query: Query, who: Principal, wanted: tuple[Wanted, ...]) -> AsyncGenerator[Update | Report]:
+    async def _tools(self, query: Query, who: Principal, wanted: tuple[Wanted, ...]) -> AsyncGenerator[QueryUpdate | Report]:
         known = {spec.name: spec for spec in self.list_tools(who)}
         for item in wanted:
             if item.tool not in known:
                 raise InvalidRequest(f"there is no tool {item.tool[:80]!r}; DiscoverTools lists those that there are")
-            yield Update(f"runs {item.tool}", wanted=item)
+            yield QueryUpdate(f"runs {item.tool}", wanted=item)
         async with self._sessions.workspace(query, who) as opened:
             try:
                 ran = await self._direct.run(who, opened, wanted, query.task_id)
             except* MoothallError as group:
                 raise _first(group) from None
         for one in ran:
-            yield Update(f"{one.wanted.tool}: {one.result.status}", ran=one)
+            yield QueryUpdate(f"{one.wanted.tool}: {one.result.status}", ran=one)
         wrong = "; ".join(f"{one.wanted.tool}: {one.result.error or one.result.status}" for one in ran if not one.ok)
         outputs = [one.result.output for one in ran]
         said = json.dumps(outputs if query.is_sequence() else outputs[0], ensure_ascii=False, default=str)
         status = "ok" if not wrong else "error" if query.is_sequence() else _KINDS.get(ran[0].result.status, "error")
         yield Report(query.task_id, status, Mode.SIMPLE, "" if wrong else said, wrong, ran)
 
-    async def _agent(self, query: Query, who: Principal) -> AsyncGenerator[Update | Report]:
+    async def _agent(self, query: Query, who: Principal) -> AsyncGenerator[QueryUpdate | Report]:
         if not query.query.strip():
             raise InvalidRequest("the query is empty, and context names no tools to run (tool_parameters, tool_calls)")
         request = replace(_request(query), tools=self._tools_of(query, who))
@@ -261,20 +261,20 @@ def _request(query: Query) -> DeliberationRequest:
     )
 
 
-def _step(recorded: Recorded) -> Update | None:
+def _step(recorded: Recorded) -> QueryUpdate | None:
     """Return what a fact of a deliberation says to a caller who waits."""
     event = recorded.event
     seat = str(event.data.get("seat") or "")
     match event.type:
         case EventType.DELIBERATION_STARTED:
-            return Update("an agent is at work", 0.05)
+            return QueryUpdate("an agent is at work", 0.05)
         case EventType.SEAT_TURN:
             thought = event.data.get("thought")
-            return Update(f"{seat}: {thought}" if thought else f"{seat} has taken a turn", 0.3)
+            return QueryUpdate(f"{seat}: {thought}" if thought else f"{seat} has taken a turn", 0.3)
         case EventType.SEAT_PROPOSED:
-            return Update(f"{seat} has an answer", 0.6)
+            return QueryUpdate(f"{seat} has an answer", 0.6)
         case EventType.SEAT_REVISED:
-            return Update(f"{seat} has a better answer", 0.8)
+            return QueryUpdate(f"{seat} has a better answer", 0.8)
     return None
 
 

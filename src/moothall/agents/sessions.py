@@ -17,7 +17,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import AlreadyExists, NotFound, Temporary
 from moothall.ports import Bucket
 from moothall.tools.spec import ToolSpec
-from moothall.visits.visits import Opened, Visits
+from moothall.visits.visits import OpenedVisit, Visits
 
 BUCKET = "sessions"
 _TRIES = 20
@@ -26,7 +26,7 @@ Blank = Callable[[str], Awaitable[RepositoryRef]]
 """Returns a repository of a tenant that has nothing in it."""
 
 
-class Sessions:
+class AgentSessions:
     """All sessions that this process serves. Belongs to one event loop."""
 
     def __init__(self, bucket: Bucket, visits: Visits, blank: Blank, settings: Agents) -> None:
@@ -34,7 +34,7 @@ class Sessions:
         self._visits = visits
         self._blank = blank
         self._settings = settings
-        self._open: dict[tuple[str, ...], Opened] = {}
+        self._open: dict[tuple[str, ...], OpenedVisit] = {}
         self._opening: defaultdict[tuple[str, ...], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def with_session(self, query: Query, who: Principal) -> Query:
@@ -82,7 +82,7 @@ class Sessions:
         raise Temporary(f"session {query.session.session_id} is written by too many at once")
 
     @asynccontextmanager
-    async def workspace(self, query: Query, who: Principal) -> AsyncIterator[Opened]:
+    async def workspace(self, query: Query, who: Principal) -> AsyncIterator[OpenedVisit]:
         """Yield a workspace on the query's repository, or on an empty one: the session's, or one that ends with the block."""
         repository = query.repository()
         if not query.session.session_id:
@@ -101,7 +101,7 @@ class Sessions:
                 self._open[key] = known = await self._open_workspace(query, who, repository)
         yield known
 
-    async def _open_workspace(self, query: Query, who: Principal, repository: RepositoryRef | None) -> Opened:
+    async def _open_workspace(self, query: Query, who: Principal, repository: RepositoryRef | None) -> OpenedVisit:
         named = repository or await self._blank(who.tenant)
         return await self._visits.open(who, named, query.role, self._settings.session_seconds)
 

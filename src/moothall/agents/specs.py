@@ -26,7 +26,7 @@ _MOST = 2**53  # what every reader of a number takes
 _MEASURE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z%]+)\s*", re.IGNORECASE)
 
 
-class Part(BaseModel):
+class SpecPart(BaseModel):
     """A section. What it does not know is kept in `model_extra`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -85,7 +85,7 @@ def _command(line: str) -> str:
     return line
 
 
-class Metadata(Part):
+class Metadata(SpecPart):
     """Who it is. `name` is what other agents call it."""
 
     name: Annotated[str, Field(pattern=f"^{ID_PATTERN}$", description="small letters, digits and dashes")]
@@ -93,7 +93,7 @@ class Metadata(Part):
     workstream: str = ""
 
 
-class What(Part):
+class What(SpecPart):
     """What it does, as whom, and how soon among those that are ready."""
 
     domain: str = ""
@@ -103,14 +103,14 @@ class What(Part):
     protocol: ProtocolName | Literal[""] = ""
 
 
-class Model(Part):
+class Model(SpecPart):
     """`profile` names a model of the settings, or its tier; sampling is that one's. `seed` begins all that is drawn."""
 
     profile: str = ""
     seed: Annotated[int, Field(ge=0, lt=2**53)] | None = None
 
 
-class Objective(Part):
+class Objective(SpecPart):
     """What should come of it. `validation` is a command: it decides whether the agent succeeded, and nothing else does."""
 
     description: Annotated[str, Field(min_length=1)]
@@ -118,7 +118,7 @@ class Objective(Part):
     validation: Annotated[str, AfterValidator(_command)] = ""
 
 
-class Task(Part):
+class Task(SpecPart):
     """A step on the way. `condition`: only where that holds."""
 
     description: Annotated[str, Field(min_length=1)]
@@ -144,7 +144,7 @@ def _list(value: Any, name: str) -> Sequence[Any]:
     return found
 
 
-class Dependency(Part):
+class Dependency(SpecPart):
     """Another agent that must have completed first; `optional`: where there is one of that name, and however it ends."""
 
     name: str
@@ -176,7 +176,7 @@ def _dependency(name: Any, said: Any) -> dict[str, Any]:
     return {"name": name, **said} if isinstance(said, Mapping) else {"name": name, "why": "" if said is None else str(said)}
 
 
-class Metric(Part):
+class Metric(SpecPart):
     """A figure that is reported."""
 
     name: str
@@ -197,7 +197,7 @@ def _metric(name: Any, said: Any) -> dict[str, Any]:
     return {"name": name, **said} if isinstance(said, Mapping) else {"name": name, "target": said}
 
 
-class Reporting(Part):
+class Reporting(SpecPart):
     """What is reported, how often and where to: kept and shown."""
 
     frequency: str = ""
@@ -208,7 +208,7 @@ class Reporting(Part):
 _MEASURED = _file_schema("string", "number")
 
 
-class Limits(Part):
+class Limits(SpecPart):
     """`timeout` is what one run may take. Memory and processor bound what its tools run: they narrow the settings' limits, and never widen them."""
 
     max_memory: Annotated[float, _within(_UNITS, '"512MB"'), Field(ge=64_000_000), _MEASURED] | None = None
@@ -216,7 +216,7 @@ class Limits(Part):
     timeout: Annotated[float, _within(_SECONDS, '"2h"'), _MEASURED] | None = None
 
 
-class Security(Part):
+class Security(SpecPart):
     """Its tools are those of its role that `capabilities_required` name, or all where it names none."""
 
     sandbox: Literal[True] = True
@@ -224,14 +224,14 @@ class Security(Part):
     resource_limits: Limits = Limits()
 
 
-class Restart(Part):
+class Restart(SpecPart):
     """How often a run that failed is made again, and how long it waits before: doubled each time."""
 
     max_restarts: Annotated[int, Field(ge=0, le=20)] = 0
     backoff_seconds: Annotated[float, Field(ge=0, le=3600)] = 5.0
 
 
-class Spec(Part):
+class Spec(SpecPart):
     """One agent."""
 
     metadata: Metadata

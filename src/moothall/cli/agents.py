@@ -17,7 +17,7 @@ from moothall.cli.run import print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
-from moothall.wiring.early import Named, check_early, check_request
+from moothall.wiring.early import NamedRepository, check_early, check_request
 
 _LOG = "reading the log of tasks"
 
@@ -93,7 +93,7 @@ async def run_(
     if loaded.wrong:
         raise InvalidRequest(f"{len(loaded.wrong)} places in the files are wrong; nothing is run")
     specs = _choose(tuple(loaded.specs.values()), only)
-    named = Named(repo, ref, profile=profile)
+    named = NamedRepository(repo, ref, profile=profile)
     return await _run(settings, specs, named, name, at_once or settings.agents.at_once, as_json=as_json)
 
 
@@ -184,7 +184,9 @@ def _choose(specs: Sequence[Spec], only: Sequence[str]) -> Sequence[Spec]:
     return [spec for spec in specs if spec.name in wanted]
 
 
-async def _run(settings: Settings, specs: Sequence[Spec], named: Named, name: str, at_once: int, *, as_json: bool) -> int:
+async def _run(
+    settings: Settings, specs: Sequence[Spec], named: NamedRepository, name: str, at_once: int, *, as_json: bool
+) -> int:
     if not specs:
         raise InvalidRequest("there is no agent in these files")
     tell = teller(quiet=as_json)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from moothall.cli import complete
-from moothall.cli.asking import Asking, show_answer
+from moothall.cli.asking import AskOptions, show_answer
 from moothall.cli.exits import exit_code
 from moothall.cli.options import example, json_option, repository_options, text_option, verbose_option
 from moothall.cli.plain import plain, teller
@@ -22,7 +22,7 @@ from moothall.domain.ids import is_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Constraints, DeliberationRequest
 from moothall.errors import InvalidRequest
-from moothall.wiring.early import Named, check_early
+from moothall.wiring.early import NamedRepository, check_early
 
 if TYPE_CHECKING:  # imported once the model server has answered
     from moothall.wiring.repository import Diff
@@ -118,13 +118,13 @@ def ask(
         seed=seed,
     )
     settings, out = settings_of(context, narrated=True), sys.stdout
-    named = Named(repo, ref, text, profile)
+    named = NamedRepository(repo, ref, text, profile)
     prompt, goes_on = _read_prompt(prompt, goes_on)
     if server and model:
         raise InvalidRequest("a server elsewhere chooses the model itself, by the role; leave --model out")
     if server and profile:
         raise InvalidRequest("a server elsewhere reads no --profile from here; register the repository with its commands there")
-    asking = Asking(settings, replace(request, description=prompt), named, goes_on, server, token_file, as_json, verbose)
+    asking = AskOptions(settings, replace(request, description=prompt), named, goes_on, server, token_file, as_json, verbose)
     if not prompt:
         if as_json or yes or task_id or not sys.stdin.isatty():
             raise InvalidRequest(
@@ -160,7 +160,7 @@ def _read_prompt(prompt: str, goes_on: str | None) -> tuple[str, str | None]:
     return (prompt, goes_on) if prompt or is_id(goes_on) else (goes_on, "")
 
 
-async def _ask(asking: Asking) -> _Asked:
+async def _ask(asking: AskOptions) -> _Asked:
     asked = await _check_early(asking, asking.request)
     # Only now, as in `deliberate`.
     from moothall.cli.door import opened
@@ -172,14 +172,14 @@ async def _ask(asking: Asking) -> _Asked:
     return _Asked(outcome, door.files, door.changes)
 
 
-async def _talk(asking: Asking) -> int:
+async def _talk(asking: AskOptions) -> int:
     asked = await _check_early(asking, replace(asking.request, description="?"))
     from moothall.cli.talk import talk
 
     return await talk(asking, asked=asked)
 
 
-async def _check_early(asking: Asking, request: DeliberationRequest) -> bool:
+async def _check_early(asking: AskOptions, request: DeliberationRequest) -> bool:
     if asking.server:
         asking.named.check()
         return False

@@ -10,7 +10,7 @@ from moothall.cli.plain import plain
 from moothall.config import Settings
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import DeliberationRequest
-from moothall.wiring.early import Named
+from moothall.wiring.early import NamedRepository
 
 if TYPE_CHECKING:  # imported once the model server has answered
     from rich.console import Console
@@ -21,14 +21,14 @@ _LONG = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class AskOptions:
     """What is asked and where. `request` is what each question has in common; `goes_on` the task whose conversation goes on, '' for
     the last one, None for a new one.
     """
 
     settings: Settings
     request: DeliberationRequest
-    named: Named
+    named: NamedRepository
     goes_on: str | None = None
     server: str = ""
     token_file: Path | None = None

@@ -24,7 +24,7 @@ from moothall.config import Settings
 
 if TYPE_CHECKING:  # imported by the command that runs
     from moothall.ranking.base import CheckRow, Diagnosis
-    from moothall.wiring.repository import Checked
+    from moothall.wiring.repository import RepositoryCheck
 
 _SHOWN = 20
 _LINES = 8
@@ -54,7 +54,7 @@ async def check(settings: Settings, *, repo: str, ref: str, profile: Path | None
     Exit codes: 0 where a council could be judged, also with red tests; 2 where nothing could be, with what to write where.
     """
     from moothall.ranking.base import diagnose
-    from moothall.wiring.early import Named
+    from moothall.wiring.early import NamedRepository
     from moothall.wiring.repository import check_repository, write_profile
 
     err, out = Console(stderr=True, highlight=False, quiet=as_json), sys.stdout
@@ -67,7 +67,7 @@ async def check(settings: Settings, *, repo: str, ref: str, profile: Path | None
             else:
                 err.print(said, soft_wrap=not err.is_terminal)
 
-        checked = await check_repository(settings, Named(repo, ref, profile=profile), tell)
+        checked = await check_repository(settings, NamedRepository(repo, ref, profile=profile), tell)
     found = diagnose(checked.prepared) if checked.prepared else None
     why = why_not(checked, found)
     if not as_json:
@@ -85,7 +85,7 @@ def page(out: TextIO) -> Console:
     return Console(file=out, highlight=False, width=None if out.isatty() else _WIDEST)
 
 
-def put(out: TextIO, checked: Checked, found: Diagnosis | None, why: str) -> None:
+def put(out: TextIO, checked: RepositoryCheck, found: Diagnosis | None, why: str) -> None:
     """Write what `show` says to `out`, without the spaces with which a table makes its rows as wide as the longest."""
     console = page(out)
     with console.capture() as captured:
@@ -94,7 +94,7 @@ def put(out: TextIO, checked: Checked, found: Diagnosis | None, why: str) -> Non
     out.flush()
 
 
-def why_not(checked: Checked, found: Diagnosis | None) -> str:
+def why_not(checked: RepositoryCheck, found: Diagnosis | None) -> str:
     """Return why nothing could be judged, '' where something could."""
     if checked.failure is not None:
         said = checked.failure.message
@@ -104,7 +104,7 @@ def why_not(checked: Checked, found: Diagnosis | None) -> str:
     return found.text
 
 
-def show(console: Console, checked: Checked, found: Diagnosis | None, why: str) -> None:
+def show(console: Console, checked: RepositoryCheck, found: Diagnosis | None, why: str) -> None:
     """Print what was found, and whether a council could be judged."""
     base = checked.base
     console.print(Text(f"{plain(base.origin, 200)} at {base.sha[:10]}", style="bold"))
@@ -128,7 +128,7 @@ def show(console: Console, checked: Checked, found: Diagnosis | None, why: str) 
     console.print(Text(said, style="green"))
 
 
-def _facts(checked: Checked) -> list[tuple[str, str]]:
+def _facts(checked: RepositoryCheck) -> list[tuple[str, str]]:
     profile = checked.base.profile
     setup = [("set-up" if not number else "", " ".join(argv)) for number, argv in enumerate(profile.setup)]
     notes = [("note", note) for note in getattr(profile, "notes", ())]
@@ -159,7 +159,7 @@ def _table(found: Diagnosis) -> Table:
 _STYLES = ("green", "red", "dim", "yellow", "yellow")
 
 
-def _details(console: Console, checked: Checked, row: CheckRow) -> None:
+def _details(console: Console, checked: RepositoryCheck, row: CheckRow) -> None:
     told = checked.prepared.runs[row.check].details if checked.prepared and row.check in checked.prepared.runs else {}
     for word, style, items in (
         ("red", "red", [(case, _reason(told.get(case, ""))) for case in row.red]),
@@ -189,7 +189,7 @@ def _reason(detail: str) -> str:
     return plain((errors or panicked or [values] * bool(values) or last or [""])[0], 200)
 
 
-def document(checked: Checked, found: Diagnosis | None, why: str, written: Path | None) -> dict[str, Any]:
+def document(checked: RepositoryCheck, found: Diagnosis | None, why: str, written: Path | None) -> dict[str, Any]:
     """Return the one JSON document of `--json`."""
     from moothall.cli.documents import CheckDocument
     from moothall.domain.codec import dump

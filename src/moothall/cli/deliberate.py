@@ -17,7 +17,7 @@ from moothall.config import Settings
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest
-from moothall.wiring.early import Named, check_early
+from moothall.wiring.early import NamedRepository, check_early
 
 Tell = Callable[[Outcome], int]
 """Tells an outcome and returns the exit code."""
@@ -123,7 +123,7 @@ async def deliberate(
         checks=checks,
         seed=seed,
     )
-    named = Named(repo, ref, text, profile)
+    named = NamedRepository(repo, ref, text, profile)
     if server and profile:
         raise InvalidRequest("a server elsewhere reads no --profile from here; register the repository with its commands there")
     out = sys.stdout  # as it was before a house is opened: inside, stray prints go to stderr
@@ -144,7 +144,7 @@ async def deliberate(
 
 
 async def _deliberate(
-    settings: Settings, request: DeliberationRequest, named: Named, tell: Tell, *, quiet: bool, verbose: bool
+    settings: Settings, request: DeliberationRequest, named: NamedRepository, tell: Tell, *, quiet: bool, verbose: bool
 ) -> int:
     asked = await check_early(settings, request, named, teller(quiet=quiet))
     # Only now: a second of imports that a wrong address need not wait for.
@@ -172,7 +172,7 @@ async def _deliberate(
 async def _deliberate_at(
     settings: Settings,
     request: DeliberationRequest,
-    named: Named,
+    named: NamedRepository,
     tell: Tell,
     *,
     server: str,

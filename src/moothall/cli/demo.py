@@ -77,12 +77,12 @@ async def _show_on_page(settings: Settings) -> None:
 
 async def _begin_story(settings: Settings, repository: str) -> str:
     """Return the id of the demo's story, once its design is accepted."""
-    from moothall.planning.coach import Draft
+    from moothall.planning.coach import StoryDraft
     from moothall.planning.lifecycle import Blocked
     from moothall.wiring.tasks import open_stories
 
     async with open_stories(settings, say) as stories:
-        card = await stories.board.create(Draft(*STORY), LOCAL, key=new_task_id(), repository=repository)
+        card = await stories.board.create(StoryDraft(*STORY), LOCAL, key=new_task_id(), repository=repository)
         for event in ("refine", "submit", "accept_design"):
             while True:
                 try:

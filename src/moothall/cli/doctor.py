@@ -22,7 +22,7 @@ from moothall.domain.overview import Finding
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.toolkits.families import FAMILIES
-from moothall.workspace.pool import Pool
+from moothall.workspace.pool import BoxPool
 from moothall.workspace.runner import LocalRunner
 
 if TYPE_CHECKING:  # the client is imported by the command that needs it
@@ -179,7 +179,7 @@ async def try_block(settings: Settings) -> str:
     async def ask(name: str, arguments: Mapping[str, Any]) -> ToolResult:
         return ToolResult("", name, ToolStatus.SUCCESS, {"content": arguments["path"], "total_lines": 1})
 
-    async with Pool(settings) as pool:
+    async with BoxPool(settings) as pool:
         runner = LocalRunner(settings, pool)
         deadline = datetime.now(UTC) + timedelta(seconds=_SECONDS)
         block = CodeBlock("ws.read('a') + 'b'", {"files.read": ("path", "start", "lines")}, deadline, "local", full=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moothall.aio import said
-from moothall.cli.asking import Asking
+from moothall.cli.asking import AskOptions
 from moothall.cli.council import hold_council
 from moothall.cli.narrator import Narrator
 from moothall.domain.event import EventType, Recorded
@@ -72,7 +72,9 @@ class Door:
 
 
 @asynccontextmanager
-async def opened(asking: Asking, tell: Callable[[str], None], note: Callable[[str], None], *, asked: bool) -> AsyncIterator[Door]:
+async def opened(
+    asking: AskOptions, tell: Callable[[str], None], note: Callable[[str], None], *, asked: bool
+) -> AsyncIterator[Door]:
     """Open where the questions are put. `tell` hears what is being set up, `note` what should not be missed; `asked` as of `open_house`.
 
     Raises `NotFound` where there is no conversation that could go on.
@@ -97,7 +99,7 @@ async def opened(asking: Asking, tell: Callable[[str], None], note: Callable[[st
         yield await _local(asking, request, house.desk, tasks_of(settings, house))
 
 
-async def _local(asking: Asking, request: DeliberationRequest, desk: Desk, tasks: Tasks) -> Door:
+async def _local(asking: AskOptions, request: DeliberationRequest, desk: Desk, tasks: Tasks) -> Door:
     """Return the door to a house of this machine, with the conversation that goes on."""
     from moothall.wiring.tasks import files_for
 
@@ -125,7 +127,7 @@ async def _before(request: DeliberationRequest, tasks: Tasks, named: str) -> str
 
 
 @asynccontextmanager
-async def _server(asking: Asking) -> AsyncIterator[Door]:
+async def _server(asking: AskOptions) -> AsyncIterator[Door]:
     """A server elsewhere. What it has is not what is here: its diffs are applied to the files that one is in, if they fit."""
     named, settings = asking.named, asking.settings
     named.check()

@@ -16,7 +16,7 @@ from moothall.cli.run import print_json, say, with_settings
 from moothall.config import Settings
 
 if TYPE_CHECKING:
-    from moothall.wiring.visits import Asked
+    from moothall.wiring.visits import WorkflowRequest
 
 _WIDTH = 300
 
@@ -46,10 +46,10 @@ async def run_(
     Exit codes: 0 every step succeeded, 1 not, 2 wrong use or a broken part.
     """
     from moothall.wiring.repository import register
-    from moothall.wiring.visits import Asked
+    from moothall.wiring.visits import WorkflowRequest
 
     document = _read(file, workflow_id)
-    asked = Asked(document, await register(settings, repo, ref), role, seconds or int(settings.guard.token_seconds))
+    asked = WorkflowRequest(document, await register(settings, repo, ref), role, seconds or int(settings.guard.token_seconds))
     told = await _tell(settings, asked, as_json=as_json)
     if as_json:
         print_json(told)
@@ -64,7 +64,7 @@ def _read(file: Path, workflow_id: str) -> dict[str, Any]:
     return {**document, "id": workflow_id or document.get("id") or f"wf-{secrets.token_hex(8)}"}
 
 
-async def _tell(settings: Settings, asked: Asked, *, as_json: bool) -> dict[str, Any]:
+async def _tell(settings: Settings, asked: WorkflowRequest, *, as_json: bool) -> dict[str, Any]:
     """Show what happens, and return how it ended."""
     from moothall.wiring.visits import run_workflow
 

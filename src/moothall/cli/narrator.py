@@ -46,7 +46,7 @@ class _Line:
     since: float = field(default_factory=time.monotonic)
 
 
-class Board:
+class SeatLines:
     """One line a seat, and one for the council: how far it is and what it waits for."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Narrator:
         self._thoughts = thoughts and verbose
         self._verbose = verbose
         self.console = console or Console(stderr=True, quiet=quiet, highlight=False)
-        self._board = Board()
+        self._board = SeatLines()
         self._stop: Callable[[], None] = lambda: None
         self._live = None if quiet or verbose or not self.console.is_terminal else self._board
         self._waiting: asyncio.TimerHandle | None = None

@@ -51,10 +51,10 @@ async def new(
 ) -> None:
     """Put a story with TITLE on the board, and say what it lacks."""
     from moothall.domain.budget import Budget
-    from moothall.planning.coach import Draft, check, score
+    from moothall.planning.coach import StoryDraft, check, score
     from moothall.wiring.tasks import open_stories, register_named
 
-    draft = check(Draft(title, brief, ac))
+    draft = check(StoryDraft(title, brief, ac))
     given = Budget(tokens=int(budget["tokens"]), calls=int(budget["calls"]), cost_usd=budget["cost_usd"])
     named = await register_named(settings, repository) if repository else ""
     async with open_stories(settings, say) as stories:

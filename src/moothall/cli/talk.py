@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from moothall.cli import complete
-from moothall.cli.asking import Asking, show_answer
+from moothall.cli.asking import AskOptions, show_answer
 from moothall.cli.door import Door, opened
 from moothall.cli.plain import plain, teller
 from moothall.cli.run import on_interrupt, say
@@ -69,7 +69,7 @@ class _Lines:
         self._waiting.extend(raw.decode("utf-8", "replace").splitlines())
 
 
-async def talk(asking: Asking, *, asked: bool) -> int:
+async def talk(asking: AskOptions, *, asked: bool) -> int:
     """Answer questions until the end of input. Returns the exit code."""
     async with opened(asking, teller(quiet=False), lambda words: say(plain(words)), asked=asked) as door:
         say(f"{f'going on from {door.follows}; ' if door.follows else ''}/help says what there is")
@@ -78,7 +78,7 @@ async def talk(asking: Asking, *, asked: bool) -> int:
 
 
 class _Talk:
-    def __init__(self, asking: Asking, door: Door) -> None:
+    def __init__(self, asking: AskOptions, door: Door) -> None:
         self._asking = asking
         self._door = door
         self._out = Console(highlight=False)

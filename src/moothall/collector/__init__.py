@@ -2,7 +2,7 @@
 
 from moothall.collector.collector import Collector
 from moothall.collector.decide import decide, ready
-from moothall.collector.fold import State, fold
+from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.progress import Progress, ProgressStep, describe
 
-__all__ = ["Collector", "Progress", "ProgressStep", "State", "decide", "describe", "fold", "ready"]
+__all__ = ["Collector", "DeliberationState", "Progress", "ProgressStep", "decide", "describe", "fold", "ready"]

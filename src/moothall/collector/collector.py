@@ -26,7 +26,7 @@ from cachetools import FIFOCache
 from moothall import telemetry
 from moothall.collector.decide import decide, pending_outcome, ready
 from moothall.collector.deliver import deliver
-from moothall.collector.fold import State, fold, task_of
+from moothall.collector.fold import DeliberationState, fold, task_of
 from moothall.collector.records import DOCUMENTS, fold_known, read, record, replay, show, with_time
 from moothall.config import Limits
 from moothall.domain.codec import dump
@@ -58,10 +58,10 @@ _SETTLING = {
 class _Case:
     """One undecided deliberation in memory."""
 
-    state: State
+    state: DeliberationState
     whole: bool = False
     """Whether every event since the request came here, in the order of the log."""
-    prefix: State | None = None
+    prefix: DeliberationState | None = None
     """The first state that called for a decision, of a deliberation that came whole."""
     shown: DeliberationStatus | None = None
     settling: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -121,7 +121,7 @@ class Collector:
         """Return those in memory: asked for and not decided."""
         return tuple(case.state.requested.value for case in self._cases.values() if case.state.requested is not None)
 
-    def states(self) -> tuple[State, ...]:
+    def states(self) -> tuple[DeliberationState, ...]:
         """Return what is known of those in memory."""
         return tuple(case.state for case in self._cases.values())
 

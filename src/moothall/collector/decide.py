@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TypeVar
 
-from moothall.collector.fold import UNDATED, Fact, State
+from moothall.collector.fold import UNDATED, DeliberationState, Fact
 from moothall.domain.budget import Usage
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import OUT_OF_PATIENCE, Assessment, Candidate, Proposal, RankedCandidate, SeatOutcome, SeatStatus
@@ -26,18 +26,18 @@ RECHECK = "clean re-check"
 _UNNEEDED = {SeatStatus.UNSTARTED, SeatStatus.CANCELLED}
 
 
-def last_moment(state: State, grace: timedelta) -> datetime | None:
+def last_moment(state: DeliberationState, grace: timedelta) -> datetime | None:
     """Return when the deliberation is decided with what there is: never while it is paused; None while nobody asked for it."""
     return None if state.requested is None else state.pauses.later(state.requested.value.deadline) + grace
 
 
-def ready(state: State, now: datetime, grace: timedelta = GRACE) -> bool:
+def ready(state: DeliberationState, now: datetime, grace: timedelta = GRACE) -> bool:
     """Whether to decide: all seats finished, or it was cancelled, or its time is up. Never twice."""
     last = last_moment(state, grace)
     return last is not None and state.decided is None and (state.settled or now >= last)
 
 
-def pending_outcome(state: State) -> Outcome | None:
+def pending_outcome(state: DeliberationState) -> Outcome | None:
     """Return the document that callers poll while nothing is decided; None while nobody asked."""
     if state.requested is None:
         return None
@@ -45,7 +45,7 @@ def pending_outcome(state: State) -> Outcome | None:
     return _outcome(state.requested.value, status)
 
 
-def decide(state: State, *, quorum: float = QUORUM, grace: timedelta = GRACE) -> Outcome:
+def decide(state: DeliberationState, *, quorum: float = QUORUM, grace: timedelta = GRACE) -> Outcome:
     """Return how a deliberation that is `ready` ends. Its winner is not delivered yet.
 
     `quorum` is the share of needed seats that must have proposed and been checked when others are late.
@@ -88,7 +88,7 @@ def decide(state: State, *, quorum: float = QUORUM, grace: timedelta = GRACE) ->
     )
 
 
-def candidates_of(state: State) -> tuple[Candidate, ...]:
+def candidates_of(state: DeliberationState) -> tuple[Candidate, ...]:
     """Return every proposal of a seat that was asked, with all that is known of it."""
     if state.requested is None:
         return ()
@@ -115,7 +115,7 @@ def candidates_of(state: State) -> tuple[Candidate, ...]:
     return tuple(found)
 
 
-def _pick_proposals(state: State) -> list[Proposal]:
+def _pick_proposals(state: DeliberationState) -> list[Proposal]:
     """Return one proposal a name. Where two hosts made two, the one that was judged stands, of equals the earlier."""
     names: dict[str, list[Fact[Proposal]]] = {}
     for (name, _), fact in state.proposals.items():
@@ -127,7 +127,7 @@ def _pick_proposals(state: State) -> list[Proposal]:
     return [min(facts, key=worth).value for _, facts in sorted(names.items())]
 
 
-def _assessment(state: State, proposal: Proposal) -> Fact[Assessment] | None:
+def _assessment(state: DeliberationState, proposal: Proposal) -> Fact[Assessment] | None:
     name = proposal.candidate
     return state.assessments.get((name, proposal.fingerprint)) or state.assessments.get((name, ""))
 
@@ -138,7 +138,7 @@ def _latest_tests(proposals: Iterable[Proposal]) -> dict[str, str]:
     return {proposal.seat: proposal.fingerprint for proposal in sorted(bringing, key=lambda item: item.revision)}
 
 
-def _until(state: State, last: datetime) -> State:
+def _until(state: DeliberationState, last: datetime) -> DeliberationState:
     """The state as it was at `last`."""
 
     def keep(facts: Mapping[K, Fact[T]]) -> Mapping[K, Fact[T]]:
@@ -157,7 +157,7 @@ def _until(state: State, last: datetime) -> State:
     )
 
 
-def _seat(state: State, seat: str) -> SeatOutcome:
+def _seat(state: DeliberationState, seat: str) -> SeatOutcome:
     """What became of a seat; one that never answered is late, or cancelled with all of them."""
     usage = _total(spent for caller, spent in _values(state.calls) if caller == seat)
     if seat in state.finished:
@@ -173,11 +173,11 @@ def _seat(state: State, seat: str) -> SeatOutcome:
     return SeatOutcome(seat, SeatStatus.LATE, "DEADLINE_EXCEEDED", said, usage)
 
 
-def _has_proposed(state: State, seat: str) -> bool:
+def _has_proposed(state: DeliberationState, seat: str) -> bool:
     return any(proposal.seat == seat for proposal in _values(state.proposals))
 
 
-def _seats_evaluated(state: State, candidates: Sequence[Candidate]) -> set[str]:
+def _seats_evaluated(state: DeliberationState, candidates: Sequence[Candidate]) -> set[str]:
     return {item.proposal.seat for item in candidates if item.about_text or _assessment(state, item.proposal) is not None}
 
 
@@ -226,7 +226,7 @@ def _end_as(outcome: Outcome, status: DeliberationStatus, message: str) -> Outco
     return replace(outcome, status=status, final_state=status.value.lower(), error_message=message)
 
 
-def _duration(state: State, deliberation: Deliberation) -> int:
+def _duration(state: DeliberationState, deliberation: Deliberation) -> int:
     """Milliseconds from the request to what brought the decision about: a cancel, the last seat, or the deadline."""
     if state.requested is None:
         return 0
@@ -239,7 +239,7 @@ def _duration(state: State, deliberation: Deliberation) -> int:
     return _since_request(state, end)
 
 
-def _since_request(state: State, end: datetime) -> int:
+def _since_request(state: DeliberationState, end: datetime) -> int:
     """Milliseconds; 0 where one of the two has no time."""
     if state.requested is None or UNDATED in {state.requested.time, end}:
         return 0

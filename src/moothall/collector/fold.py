@@ -43,7 +43,7 @@ class Fact(Generic[T]):
 _NONE: Mapping[Any, Any] = MappingProxyType({})
 
 
-class State(NamedTuple):
+class DeliberationState(NamedTuple):
     """All facts of one deliberation that its outcome depends on.
 
     Keys begin with (candidate, digest of its diff), for two hosts that worked at the same time may have made
@@ -86,14 +86,14 @@ def task_of(event: Event) -> str:
     return _text(event.data, "task_id")
 
 
-def fold(state: State | None, event: Event) -> State:
+def fold(state: DeliberationState | None, event: Event) -> DeliberationState:
     """Return the state with what the event says. Types that no outcome depends on change nothing.
 
     Raises `InvalidRequest` for an event that is malformed, or of another deliberation.
     """
     task_id = task_of(event)
     if state is None:
-        state = State(task_id)
+        state = DeliberationState(task_id)
     if state.task_id != task_id:
         raise InvalidRequest(f"event {event.id} is of deliberation {task_id[:80]!r}, not of {state.task_id!r}")
     reader = _READERS.get(event.type)
@@ -139,7 +139,7 @@ def _with(known: Mapping[K, Fact[T]], key: K, new: Fact[T]) -> Mapping[K, Fact[T
     return {**known, key: _earlier(known.get(key), new)}
 
 
-def _on_requested(state: State, event: Event, time: datetime) -> State:
+def _on_requested(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
     deliberation = load(Deliberation, event.data)
     deadline = deliberation.deadline
     deadline = min(deadline if deadline.tzinfo else deadline.replace(tzinfo=UTC), NEVER)
@@ -147,29 +147,29 @@ def _on_requested(state: State, event: Event, time: datetime) -> State:
     return state._replace(requested=_earlier(state.requested, Fact(time, event.id, deliberation, event.traceparent)))
 
 
-def _on_started(state: State, event: Event, time: datetime) -> State:
+def _on_started(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
     return state._replace(started=_earlier(state.started, Fact(time, event.id, value=True)))
 
 
-def _on_cancelled(state: State, event: Event, time: datetime) -> State:
+def _on_cancelled(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
     return state._replace(cancelled=_earlier(state.cancelled, Fact(time, event.id, str(event.data.get("reason") or ""))))
 
 
-def _on_turned(state: State, event: Event, _: datetime) -> State:
+def _on_turned(state: DeliberationState, event: Event, _: datetime) -> DeliberationState:
     return state._replace(pauses=state.pauses.with_event(event))
 
 
-def _on_decided(state: State, event: Event, time: datetime) -> State:
+def _on_decided(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
     return state._replace(decided=_earlier(state.decided, Fact(time, event.id, load(Outcome, event.data))))
 
 
-def _on_proposed(state: State, event: Event, time: datetime) -> State:
+def _on_proposed(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
     proposal = load(Proposal, _object(event.data, "proposal"))
     key = (proposal.candidate, proposal.fingerprint)
     return state._replace(proposals=_with(state.proposals, key, Fact(time, event.id, proposal)))
 
 
-def _on_checked(state: State, event: Event, time: datetime) -> State:
+def _on_checked(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
     key = (_text(event.data, "candidate"), _text_or_empty(event.data, "fingerprint"))
     evidence = load(Evidence, _object(event.data, "evidence"))
     author = event.data.get("cross_author")
@@ -183,7 +183,7 @@ def _on_checked(state: State, event: Event, time: datetime) -> State:
     return state._replace(evidence=_with(state.evidence, (*key, evidence.check), Fact(time, event.id, evidence)))
 
 
-def _on_reviewed(state: State, event: Event, time: datetime) -> State:
+def _on_reviewed(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
     """The envelope says who reviewed whom: a review's own words for it come from further out."""
     reviewer, candidate = _text(event.data, "seat"), _text(event.data, "candidate")
     given = {**_object(event.data, "review"), "reviewer": reviewer, "candidate": candidate}
@@ -191,25 +191,25 @@ def _on_reviewed(state: State, event: Event, time: datetime) -> State:
     return state._replace(reviews=_with(state.reviews, key, Fact(time, event.id, load(Review, given))))
 
 
-def _on_failed(state: State, event: Event, time: datetime) -> State:
+def _on_failed(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
     seat, error = _text(event.data, "seat"), _object(event.data, "error")
     outcome = SeatOutcome(seat, SeatStatus.FAILED, _text(error, "code"), str(error.get("message") or ""))
     return state._replace(failures=_with(state.failures, seat, Fact(time, event.id, outcome)))
 
 
-def _on_finished(state: State, event: Event, time: datetime) -> State:
+def _on_finished(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
     seat = _text(event.data, "seat")
     outcome = load(SeatOutcome, {**_object(event.data, "outcome"), "seat": seat})
     return state._replace(finished=_with(state.finished, seat, Fact(time, event.id, outcome)))
 
 
-def _on_called(state: State, event: Event, time: datetime) -> State:
+def _on_called(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
     usage = load(Usage, _object(event.data, "usage"))
     seat = str(event.data.get("seat") or "")
     return state._replace(calls=_with(state.calls, _text(event.data, "call_id"), Fact(time, event.id, (seat, usage))))
 
 
-_READERS: Mapping[EventType, Callable[[State, Event, datetime], State]] = {
+_READERS: Mapping[EventType, Callable[[DeliberationState, Event, datetime], DeliberationState]] = {
     EventType.DELIBERATION_REQUESTED: _on_requested,
     EventType.DELIBERATION_STARTED: _on_started,
     EventType.SEAT_STARTED: _on_started,

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from cachetools import FIFOCache
 
-from moothall.collector.fold import State, fold
+from moothall.collector.fold import DeliberationState, fold
 from moothall.domain.event import Event, EventType
 from moothall.domain.ids import check_key
 from moothall.domain.outcome import DeliberationStatus
@@ -30,7 +30,7 @@ class Onlooker:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._states: dict[str, State] = {}
+        self._states: dict[str, DeliberationState] = {}
         self._decided: FIFOCache[str, None] = FIFOCache(_REMEMBERED)
 
     @property
@@ -38,7 +38,7 @@ class Onlooker:
         """Deliberations in memory."""
         return len(self._states)
 
-    def states(self) -> tuple[State, ...]:
+    def states(self) -> tuple[DeliberationState, ...]:
         """Return what is known of those in memory."""
         return tuple(self._states.values())
 

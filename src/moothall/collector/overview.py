@@ -13,7 +13,7 @@ from datetime import datetime
 
 from cachetools import LRUCache
 
-from moothall.collector.fold import UNDATED, State
+from moothall.collector.fold import UNDATED, DeliberationState
 from moothall.collector.progress import Progress, describe, percent_of, status_of
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
@@ -49,7 +49,7 @@ class Overview:
     Memory: a few lines of each tenant's last thousand tasks, and the facts of the hundred that were looked at last.
     """
 
-    def __init__(self, log: Log, under_way: Callable[[], Iterable[State]]) -> None:
+    def __init__(self, log: Log, under_way: Callable[[], Iterable[DeliberationState]]) -> None:
         self._log = log
         self._under_way = under_way
         self._ended: OrderedDict[str, OrderedDict[str, TaskView]] = OrderedDict()
@@ -157,7 +157,7 @@ class Overview:
         return full
 
 
-def live_view(state: State) -> TaskView:
+def live_view(state: DeliberationState) -> TaskView:
     """Return how a deliberation that is under way stands; only of one that was requested."""
     if state.requested is None:
         raise ValueError(f"deliberation {state.task_id!r} was never requested")
@@ -207,7 +207,7 @@ def _stamp(time: datetime) -> str:
     return "" if time == UNDATED else time.isoformat(timespec="milliseconds")
 
 
-def seat_of(state: State, seat: str) -> TaskSeat:
+def seat_of(state: DeliberationState, seat: str) -> TaskSeat:
     """Return how a seat stands."""
     ended = state.finished.get(seat) or state.failures.get(seat)
     if ended is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from moothall.collector.fold import State, fold
+from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.lanes import ENDED, Lanes, advance
 from moothall.domain.event import Data, EventType, Recorded
 from moothall.domain.outcome import DeliberationStatus
@@ -26,7 +26,7 @@ _PREPARING = "Preparing"
 class Progress:
     """What was seen so far; `percent` never falls. `words` is what was said to it, and by whom, by event id; `metrics` is what its agent told last of itself, `said` is the last step in words, `seq` its place in the log."""
 
-    state: State | None = None
+    state: DeliberationState | None = None
     status: DeliberationStatus = DeliberationStatus.PENDING
     percent: int = 0
     lanes: Lanes = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Progress:
     @property
     def phase(self) -> str:
         """What the council as a whole is at, in a word or two."""
-        state, lanes = self.state or State(""), self.lanes.values()
+        state, lanes = self.state or DeliberationState(""), self.lanes.values()
         proposed = {fact.value.seat for fact in state.proposals.values()}
         phases = {
             "decided": self.status.ended,
@@ -67,14 +67,14 @@ class ProgressStep:
     data: Mapping[str, Any]
 
 
-def status_of(state: State) -> DeliberationStatus:
+def status_of(state: DeliberationState) -> DeliberationStatus:
     """Return how a deliberation stands."""
     if state.decided is not None:
         return state.decided.value.status
     return DeliberationStatus.PENDING if state.started is None else DeliberationStatus.IN_PROGRESS
 
 
-def percent_of(state: State) -> int:
+def percent_of(state: DeliberationState) -> int:
     """Return how far a deliberation is."""
     if state.decided is not None:
         return 100
@@ -84,7 +84,7 @@ def percent_of(state: State) -> int:
     return min(_MOST, _BEGUN + int(90 * sum(shares) / max(1, len(shares))))
 
 
-def _share(state: State, seat: str) -> float:
+def _share(state: DeliberationState, seat: str) -> float:
     """How far a seat is, 0..1."""
     names = {key for key, fact in state.proposals.items() if fact.value.seat == seat}
     return way(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from moothall.collector.fold import State, fold
+from moothall.collector.fold import DeliberationState, fold
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.outcome import DeliberationStatus, Outcome
@@ -25,7 +25,7 @@ def with_time(recorded: Recorded) -> Event:
     return event if event.time or "time" not in recorded.extra else replace(event, time=recorded.extra["time"])
 
 
-def fold_known(state: State | None, recorded: Recorded) -> State | None:
+def fold_known(state: DeliberationState | None, recorded: Recorded) -> DeliberationState | None:
     """Fold what was recorded. A malformed event is skipped: its own delivery puts it among the dead letters."""
     try:
         return fold(state, with_time(recorded))
@@ -39,9 +39,9 @@ def read(bus: Bus, task_id: str) -> AsyncGenerator[Recorded, None]:
     return bus.replay((Channel.RESULTS.of(task_id), Channel.RESPONSES.of(task_id), Channel.WORDS.of(task_id)))
 
 
-async def replay(bus: Bus, task_id: str, *, until_settled: bool = False) -> State | None:
+async def replay(bus: Bus, task_id: str, *, until_settled: bool = False) -> DeliberationState | None:
     """Fold the log of one deliberation; `until_settled` stops at the first event that calls for a decision."""
-    state: State | None = None
+    state: DeliberationState | None = None
     async for recorded in read(bus, task_id):
         settled = state is not None and state.settled
         if until_settled and settled and recorded.event.type is not EventType.DELIBERATION_DECIDED:

@@ -25,7 +25,7 @@ from moothall.council.course import (
     MalformedReplies,
     NoChanges,
     OutOfTurns,
-    Said,
+    TurnReply,
 )
 from moothall.council.examples import find_broken
 from moothall.council.facts import Facts
@@ -52,7 +52,7 @@ _GO_ON = "This is not the end: look at the task once more, and go on from here."
 _AGAIN = "You did just that before, and nothing changed. Reply with actions that change something."
 
 
-class Agent:
+class AgentLoop:
     """One agent. Its conversation and operations go on from the proposal into the revisions. `facts`: where its turns are recorded, None of a
     sub-agent. `asked`: it may end with an answer and no change. `example`: the actions of the worked example, which are no answer. `resumes`: the
     recorded turn, as <phase>/<round>.<turn>, after which it goes on, however that one ended.
@@ -136,7 +136,7 @@ class Agent:
         return turn
 
     @asynccontextmanager
-    async def _hold(self, at: Said) -> AsyncIterator[None]:
+    async def _hold(self, at: TurnReply) -> AsyncIterator[None]:
         """One turn: it begins where the deliberation is not paused. A sub-agent's is within one that is held."""
         if self._facts is None:
             yield
@@ -158,7 +158,7 @@ class Agent:
         may = self._asked or course.place is None or course.state.changed or turn - turns.start >= _LOOKING
         return "may" if may else "not"
 
-    async def _take(self, course: Course, at: Said, ending: Ending) -> None:
+    async def _take(self, course: Course, at: TurnReply, ending: Ending) -> None:
         """Ask, and do what the model replies."""
         try:
             said, text = await self.talk.ask(
@@ -181,7 +181,7 @@ class Agent:
         elif course.place is not None:
             await self._do(course, course.place, at, said)
 
-    async def _unusable(self, course: Course, at: Said, wrong: str) -> None:
+    async def _unusable(self, course: Course, at: TurnReply, wrong: str) -> None:
         """Say what was wrong with a reply that is no turn."""
         course.malformed += 1
         course.steps.append(TurnStep(digest(at.text), course.tree, malformed=True))
@@ -192,7 +192,7 @@ class Agent:
                 raise MalformedReplies(f"{course.malformed} replies were no turn; the last: {wrong[:300]}")
             course.over = True
 
-    async def _finish(self, course: Course, at: Said, summary: str, thought: str) -> None:
+    async def _finish(self, course: Course, at: TurnReply, summary: str, thought: str) -> None:
         """End, or say why it is too early for that."""
         course.summary, most = summary, self._limits.malformed_replies
         too_early = course.why_not(answered=self._asked and bool(summary))
@@ -208,7 +208,7 @@ class Agent:
         if course.refusals > most:
             raise NoChanges(NOTHING_CHANGED)
 
-    async def _do(self, course: Course, place: Workplace, at: Said, said: Turn) -> None:
+    async def _do(self, course: Course, place: Workplace, at: TurnReply, said: Turn) -> None:
         """Do what the turn asks for, look at what it changed, and say what came of it."""
         did = await do(said, self._coding, replace(place.turn, step=at.step, caller=replace(place.turn.caller, turn=at.turn)))
         self.operations += did.operations
@@ -226,7 +226,7 @@ class Agent:
         course.stale = frozenset(action.tool for action in said.actions) if again else frozenset()
         self.talk.add(at.text, self._report(course, place, did, changed=changed, again=again), course.brief(did))
 
-    async def _look(self, course: Course, place: Workplace, at: Said, did: Did, thought: str) -> bool:
+    async def _look(self, course: Course, place: Workplace, at: TurnReply, did: Did, thought: str) -> bool:
         """Look at what a turn did, and return whether it changed anything. A sub-agent's changes are its seat's to look at."""
         if not did.may_have_changed:
             return False
@@ -272,7 +272,7 @@ class Agent:
     async def _record(
         self,
         course: Course,
-        at: Said,
+        at: TurnReply,
         thought: str = "",
         *,
         operations: Sequence[Operation] = (),

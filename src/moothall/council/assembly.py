@@ -10,7 +10,7 @@ from typing import Any
 
 from moothall.config import Limits, Llm, Runner
 from moothall.config.models import DEFAULT
-from moothall.council.agent import Agent
+from moothall.council.agent import AgentLoop
 from moothall.council.course import Draft
 from moothall.council.facts import Facts
 from moothall.council.function import DEFINE, Function, function_of
@@ -23,7 +23,7 @@ from moothall.council.prompting.context import Shown, show
 from moothall.council.prompting.reply import Action
 from moothall.council.prompting.survey import Survey, Surveyor, SurveyOrder
 from moothall.council.prompting.text import tokens
-from moothall.council.recording import REMOTE, Named, RecordedModel, Recording
+from moothall.council.recording import REMOTE, NamedModel, RecordedModel, Recording
 from moothall.council.turnstile import Turnstile
 from moothall.domain.budget import Ledger
 from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode, ReplySchema
@@ -62,7 +62,7 @@ class Parts:
     log: Log
     limits: Limits = field(default_factory=Limits)
     llm: Llm = field(default_factory=Llm)
-    named: Mapping[str, Named] = field(default_factory=dict)
+    named: Mapping[str, NamedModel] = field(default_factory=dict)
     remote_agents: Mapping[str, ChatModel] = field(default_factory=dict)
     """Remote agents, by endpoint."""
     checks_at_once: int = 2
@@ -92,7 +92,7 @@ class Sitting:
 
     seat: str
     number: int
-    agent: Agent | None = None
+    agent: AgentLoop | None = None
     judged: list[Judged] = field(default_factory=list)
     drafts: list[Draft] = field(default_factory=list)
     status: SeatStatus = SeatStatus.UNSTARTED
@@ -112,7 +112,7 @@ class Sitting:
 
 
 @dataclass(slots=True)
-class Council:
+class Assembly:
     """One running deliberation. `work_until` is when seats must be done, `until` when all must be. `seats` has the model of each;
     `parts` that of the council, with settings that suit all.
     """
@@ -133,7 +133,7 @@ class Council:
     work_until: datetime
     until: datetime
     sittings: tuple[Sitting, ...]
-    seats: Mapping[str, Named]
+    seats: Mapping[str, NamedModel]
     function: Function | None = None
     bench: Bench | None = None
     approaches: tuple[str, ...] = ()
@@ -215,9 +215,9 @@ def grant_of(d: Deliberation, gate: Gate, prepared: Prepared | None) -> Grant:
     return intersection(grant, Grant(d.tools)) if d.tools else grant
 
 
-def _open_models(d: Deliberation, parts: Parts) -> Mapping[str, Named]:
+def _open_models(d: Deliberation, parts: Parts) -> Mapping[str, NamedModel]:
     """Return the models of a council by name, its own first. Raises `ConfigurationError`."""
-    known = {**parts.named, "": Named(parts.llm, parts.model)}
+    known = {**parts.named, "": NamedModel(parts.llm, parts.model)}
     names = tuple(dict.fromkeys((d.model, *map(d.model_of, d.seats))))
     if missing := [name for name in names if name not in known]:
         there = ", ".join(name or DEFAULT for name in known)
@@ -225,16 +225,16 @@ def _open_models(d: Deliberation, parts: Parts) -> Mapping[str, Named]:
     return {name: known[name] for name in names}
 
 
-def _remote(d: Deliberation, parts: Parts, seats: Mapping[str, Named]) -> Mapping[str, Named]:
+def _remote(d: Deliberation, parts: Parts, seats: Mapping[str, NamedModel]) -> Mapping[str, NamedModel]:
     """Return who answers for seats whose agents are remote: for their proposals alone, by `<seat>/elsewhere`."""
     return {
-        f"{seat}/{REMOTE}": Named(seats[seat].llm, parts.remote_agents[endpoint])
+        f"{seat}/{REMOTE}": NamedModel(seats[seat].llm, parts.remote_agents[endpoint])
         for seat, endpoint in d.elsewhere.items()
         if seat in seats and endpoint in parts.remote_agents
     }
 
 
-async def _common_mode(models: Iterable[Named]) -> ReplyMode:
+async def _common_mode(models: Iterable[NamedModel]) -> ReplyMode:
     """Return json where all that answer reply so. Raises what the first that does not answer raised where none does."""
     found = await asyncio.gather(*(one.model.reply_mode() for one in models), return_exceptions=True)
     wrong = [one for one in found if isinstance(one, BaseException)]
@@ -244,7 +244,7 @@ async def _common_mode(models: Iterable[Named]) -> ReplyMode:
     return "blocks" if "blocks" in found else "json"
 
 
-def _common(models: Iterable[Named]) -> Llm:
+def _common(models: Iterable[NamedModel]) -> Llm:
     """Return the settings of the first, with a window and a length of answers that suit all."""
     first, *others = [one.llm for one in models]
     used = (first, *others)
@@ -252,7 +252,7 @@ def _common(models: Iterable[Named]) -> Llm:
     return first.model_copy(update=fits) if others else first
 
 
-async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording) -> Council:
+async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording) -> Assembly:
     """Lay out what the seats share. Raises what the model's `reply_mode` and the reader raise; where commits are merged, neither is asked."""
     facts = Facts(parts.log, d, parts.source, recording.known, Advance(d, recording.progress) if d.agent else None)
     ledger = Ledger(d.budget)
@@ -276,7 +276,7 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
     now = datetime.now(UTC)
     left = max((d.deadline - now).total_seconds(), 0.0)
     until = d.deadline - timedelta(seconds=min(_CLOSING_SECONDS, left * 0.05))
-    return Council(
+    return Assembly(
         d=d,
         prepared=prepared,
         parts=parts,

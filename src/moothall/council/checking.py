@@ -36,7 +36,7 @@ _TEST_AFFIX = re.compile(r"^test[_-]|[_.-](?:test|tests|spec)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Near:
+class CheckScope:
     """What is run of a check: everything, or these cases (ids as on the base) and these new or changed test files."""
 
     check: str
@@ -105,7 +105,7 @@ def red_cases(run: CheckRun) -> list[str]:
     return [case for case, outcome in run.cases.items() if outcome in RED]
 
 
-def near(prepared: Prepared, patch: Patch, also: AbstractSet[str], seconds: float) -> Iterator[Near]:
+def near(prepared: Prepared, patch: Patch, also: AbstractSet[str], seconds: float) -> Iterator[CheckScope]:
     """Yield what is run of each check after this change. A check that took at most `seconds` on the base is run whole;
     of a slower one as many cases as take so long, red ones and `also` first. A slow check without cases that was green on the base
     is left to the clean re-check, and so is a green one of a project that the change is not near.
@@ -116,9 +116,9 @@ def near(prepared: Prepared, patch: Patch, also: AbstractSet[str], seconds: floa
         if name not in holding and base is not None and base.verdict == "passed" and also.isdisjoint(base.cases):
             continue
         if base is None or base.duration_ms <= seconds * 1000 or not (base.cases or base.verdict == "passed"):
-            yield Near(name)
+            yield CheckScope(name)
         elif base.cases:
-            yield Near(name, False, _choose_cases(prepared, base, patch, also, seconds * 1000), patch.tests)
+            yield CheckScope(name, False, _choose_cases(prepared, base, patch, also, seconds * 1000), patch.tests)
 
 
 def _choose_cases(prepared: Prepared, base: CheckRun, patch: Patch, also: AbstractSet[str], most_ms: float) -> tuple[str, ...]:
@@ -221,7 +221,7 @@ async def _look(place: Workplace, prepared: Prepared, patch: Patch, seconds: flo
     )
 
 
-async def _run(context: SeatContext, prepared: Prepared, item: Near) -> CheckRun:
+async def _run(context: SeatContext, prepared: Prepared, item: CheckScope) -> CheckRun:
     if item.whole:
         return await context.workspace.check(item.check, deadline=context.deadline)
     files = dict.fromkeys(file for case in item.cases if (file := file_of(case, prepared.files)))
@@ -231,7 +231,7 @@ async def _run(context: SeatContext, prepared: Prepared, item: Near) -> CheckRun
     )
 
 
-def _base_of(prepared: Prepared, item: Near, runs: Mapping[str, CheckRun]) -> CheckRun:
+def _base_of(prepared: Prepared, item: CheckScope, runs: Mapping[str, CheckRun]) -> CheckRun:
     """Return what the base said of the cases that were asked for: one that was not run is not lost."""
     base = prepared.runs[item.check]
     if item.whole:

@@ -8,7 +8,7 @@ from typing import Any
 
 from moothall import telemetry
 from moothall.config import Runner
-from moothall.domain.code import AGENTS_RUN, CodeBlock, CodeRun
+from moothall.domain.code import AGENTS_RUN, BlockRun, CodeBlock
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
 from moothall.domain.tool import ToolResult, ToolStatus
@@ -76,7 +76,7 @@ class Block:
 class Coded:
     """How a block ended, with the results of its calls, those of its sub-agents included."""
 
-    run: CodeRun
+    run: BlockRun
     results: tuple[ToolResult, ...]
     operations: tuple[Operation, ...]
 

@@ -38,10 +38,10 @@ class Course:
     circle: str = ""
     over: bool = False
 
-    def at(self, turn: int) -> Said:
+    def at(self, turn: int) -> TurnReply:
         """Return where a turn of it is."""
         phase, _, round_ = self.where.partition("/")
-        return Said(f"{self.where}.{self.before + turn}", phase, round_, turn)
+        return TurnReply(f"{self.where}.{self.before + turn}", phase, round_, turn)
 
     @property
     def tree(self) -> str:
@@ -77,7 +77,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TurnReply:
     """A reply: what its turn is called in call ids, the turn's phase, round and number, and the text."""
 
     step: str

@@ -37,7 +37,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from moothall.aio import leaves, seconds_until
-from moothall.council.assembly import Council, Parts, Sitting, convene
+from moothall.council.assembly import Assembly, Parts, Sitting, convene
 from moothall.council.facts import Facts
 from moothall.council.judging.recheck import Judged
 from moothall.council.judging.reviews import Answer, answers, assign, hold_reviews, write_inputs
@@ -97,7 +97,7 @@ async def deliberate(d: Deliberation, prepared: Prepared | None, parts: Parts, r
     await _finish(council)
 
 
-async def _sit(council: Council) -> None:
+async def _sit(council: Assembly) -> None:
     """Run the protocol until its end or the deadline; a seat that was not done by then is late."""
     seconds = seconds_until(council.until)
     try:
@@ -120,7 +120,7 @@ async def _nobody_sits(facts: Facts, error: MoothallError) -> None:
     await facts.flush()
 
 
-async def _finish(council: Council) -> None:
+async def _finish(council: Assembly) -> None:
     await council.model.close()  # before the end is on record: what follows it may need the rest
     if leader := _leader(council):
         await _take(council, leader, time_left=False)  # there was no time left to put it to the test
@@ -134,14 +134,14 @@ async def _finish(council: Council) -> None:
     await council.facts.flush()
 
 
-async def _confirm(council: Council) -> None:
+async def _confirm(council: Assembly) -> None:
     """Put the proof of whoever would win now to the test; one that is forged is out, and the next is tried."""
     async with council.confirming:
         while leader := _leader(council) or _twin(council):
             await _take(council, leader, time_left=True)
 
 
-def _leader(council: Council) -> Judged | None:
+def _leader(council: Assembly) -> Judged | None:
     """Who would win now as proven, and has not been put to the test."""
     if council.bench is None or not council.parts.limits.counter_proofs:
         return None
@@ -156,13 +156,13 @@ def _leader(council: Council) -> Judged | None:
     return judged[first.candidate]
 
 
-def _twin(council: Council) -> Judged | None:
+def _twin(council: Assembly) -> Judged | None:
     """Whose patch was put to the test as somebody else's: what was found holds for both."""
     known = {item.proposal.diff for item in council.judged if item.counter is not None}
     return next((item for item in council.judged if item.counter is None and item.proposal.diff in known), None)
 
 
-async def _take(council: Council, leader: Judged, *, time_left: bool) -> None:
+async def _take(council: Assembly, leader: Judged, *, time_left: bool) -> None:
     """Let the bench say of the leader, and of who proposed the very same, whether the proof stands."""
     if council.bench is None:
         return
@@ -175,11 +175,11 @@ async def _take(council: Council, leader: Judged, *, time_left: bool) -> None:
         ]
 
 
-def _protocol(council: Council) -> Protocol:
+def _protocol(council: Assembly) -> Protocol:
     return PROTOCOLS[council.d.protocol]
 
 
-async def _run(council: Council) -> None:
+async def _run(council: Assembly) -> None:
     """Take the steps of the council's protocol."""
     protocol = _protocol(council)
     if protocol.one_seat:
@@ -193,7 +193,7 @@ async def _run(council: Council) -> None:
     await _judge_by_peers(council)
 
 
-async def _revise_in_rounds(council: Council, protocol: Protocol) -> None:
+async def _revise_in_rounds(council: Assembly, protocol: Protocol) -> None:
     for round_ in range(1, council.d.rounds + 1):
         if not _time_left(council):
             return
@@ -207,7 +207,7 @@ async def _revise_in_rounds(council: Council, protocol: Protocol) -> None:
             await _revise_all(council, failed, round_)
 
 
-async def _review_ties(council: Council) -> None:
+async def _review_ties(council: Assembly) -> None:
     tied = ties([item.candidate for item in council.judged])
     # Who is asked for one function, as it is lost in longer prompts, is no judge of two answers.
     if tied and council.function is None and not (council.about_text or council.d.peer_review):
@@ -217,7 +217,7 @@ async def _review_ties(council: Council) -> None:
         await hold_reviews(council, assign(given, authors, each=1), "verify", council.d.rounds + 1)
 
 
-async def _take_seats(council: Council) -> None:
+async def _take_seats(council: Assembly) -> None:
     """Fill the seats: all at once; in turn until an answer is proven; or under `adaptive` two and then one more while the
     evidence disagrees.
     """
@@ -235,14 +235,14 @@ async def _take_seats(council: Council) -> None:
         await _propose_all(council, [sitting])
 
 
-def _in_turn(council: Council) -> bool:
+def _in_turn(council: Assembly) -> bool:
     """Whether seats are filled one after the other: as little as `patience` where every answer is to be seen."""
     llm = council.parts.llm
     wanted = llm.seats_in_turn == "on" or (llm.seats_in_turn == "auto" and llm.base_url is None)
     return wanted and not (council.about_text or council.d.peer_review) and _protocol(council).stops_early
 
 
-async def _propose_all(council: Council, sittings: Sequence[Sitting]) -> None:
+async def _propose_all(council: Assembly, sittings: Sequence[Sitting]) -> None:
     if not council.approaches:
         await find_approaches(council, 1 if _protocol(council).one_seat else len(council.sittings))
     tasks: list[tuple[Sitting, asyncio.Task[None]]] = []
@@ -275,7 +275,7 @@ def _unseat(tasks: Sequence[tuple[Sitting, asyncio.Task[None]]]) -> list[Sitting
     return [sitting for sitting, _ in stopped]
 
 
-async def _lose_patience(council: Council, tasks: Sequence[tuple[Sitting, asyncio.Task[None]]], took: timedelta) -> None:
+async def _lose_patience(council: Assembly, tasks: Sequence[tuple[Sitting, asyncio.Task[None]]], took: timedelta) -> None:
     limits = council.parts.limits
     await asyncio.sleep(max(took.total_seconds() * limits.patience, limits.patience_seconds))
     stopped = _unseat(tasks)
@@ -284,14 +284,14 @@ async def _lose_patience(council: Council, tasks: Sequence[tuple[Sitting, asynci
         sitting.end(SeatStatus.LATE, OUT_OF_PATIENCE, "a proven answer was there and this seat took more than as long again")
 
 
-async def _revise_all(council: Council, sittings: Sequence[Sitting], round_: int, found: Sequence[Review] = ()) -> None:
+async def _revise_all(council: Assembly, sittings: Sequence[Sitting], round_: int, found: Sequence[Review] = ()) -> None:
     async with asyncio.TaskGroup() as group:
         for sitting in sittings:
             own = [review for review in found if review.candidate == sitting.latest.proposal.candidate]
             group.create_task(revise(council, sitting, round_, own), name=f"{sitting.seat}.r{round_}")
 
 
-def _is_decided(council: Council) -> bool:
+def _is_decided(council: Assembly) -> bool:
     """The rule of early stop, as in the module's text."""
     if council.about_text or council.d.peer_review or not _protocol(council).stops_early:
         return False
@@ -301,28 +301,28 @@ def _is_decided(council: Council) -> bool:
     return any(2 * count > len(council.sittings) for count in good.values())
 
 
-def _has_proven(council: Council) -> bool:
+def _has_proven(council: Assembly) -> bool:
     """Whether the others are waited for with patience only."""
     if not council.parts.limits.patience or council.d.peer_review or not _protocol(council).stops_early:
         return False
     return _proven(council)
 
 
-def _leaves_nothing_red(council: Council) -> bool:
+def _leaves_nothing_red(council: Assembly) -> bool:
     """Whether a proven candidate leaves nothing red beside what it mended: one that is half right is no reason to ask nobody else."""
     return any(item.passes and is_done(item.assessment) for item in council.judged)
 
 
-def _proven(council: Council) -> bool:
+def _proven(council: Assembly) -> bool:
     return any(item.passes and item.candidate.proven for item in council.judged)
 
 
-def _good(council: Council) -> bool:
+def _good(council: Assembly) -> bool:
     """Whether a candidate is through the gates: execution evidence then has nothing to mend."""
     return any(item.passes for item in council.judged)
 
 
-def _seats_agree(council: Council) -> bool:
+def _seats_agree(council: Assembly) -> bool:
     """Whether the evidence agrees: every seat so far proposed, and all are through the gates and behave alike."""
     latest = [sitting.latest for sitting in council.proposers]
     started = [sitting for sitting in council.sittings if sitting.status is not SeatStatus.UNSTARTED]
@@ -332,11 +332,11 @@ def _seats_agree(council: Council) -> bool:
     return len(latest) == len(started) and len(alike) == 1 and all(item.passes for item in latest)
 
 
-def _time_left(council: Council) -> bool:
+def _time_left(council: Assembly) -> bool:
     return datetime.now(UTC) < council.work_until
 
 
-async def _cross_tests(council: Council) -> None:
+async def _cross_tests(council: Assembly) -> None:
     if council.bench is None:
         return
     _note(council, await council.bench.cross(council.judged))
@@ -349,14 +349,14 @@ async def _cross_tests(council: Council) -> None:
                 _note(council, await council.bench.distinguish(council.judged, written))
 
 
-def _note(council: Council, judged: Sequence[Judged]) -> None:
+def _note(council: Assembly, judged: Sequence[Judged]) -> None:
     """Put what was found of the candidates in the place of what was known of them."""
     found = {item.proposal.candidate: item for item in judged}
     for sitting in council.proposers:
         sitting.judged = [found[item.proposal.candidate] for item in sitting.judged]
 
 
-async def _judge_by_peers(council: Council) -> None:
+async def _judge_by_peers(council: Assembly) -> None:
     """Reviews from all: where they were asked for, and always about text, which has no other evidence."""
     if council.about_text or council.d.peer_review:
         given = answers(item.proposal for item in council.judged)
@@ -368,13 +368,13 @@ def _seats(sittings: Sequence[Sitting]) -> list[str]:
     return [sitting.seat for sitting in sittings]
 
 
-def _reviewers(council: Council) -> list[str]:
+def _reviewers(council: Assembly) -> list[str]:
     """Seats that began; one that was stopped early has nothing more to say."""
     quiet = {SeatStatus.UNSTARTED, SeatStatus.CANCELLED, SeatStatus.LATE}
     return [sitting.seat for sitting in council.sittings if sitting.status not in quiet]
 
 
-def _with_twins(council: Council, given: Sequence[Answer]) -> tuple[Answer, ...]:
+def _with_twins(council: Assembly, given: Sequence[Answer]) -> tuple[Answer, ...]:
     """The same answers with every seat that gave them: none of those may review it."""
     texts = {answer.text for answer in given}
     return tuple(answer for answer in answers(item.proposal for item in council.judged) if answer.text in texts)

@@ -87,7 +87,7 @@ def word_of(event: Event) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedModel:
     """A model of the settings, and what calls it."""
 
     llm: Llm
@@ -105,7 +105,7 @@ class RecordedModel:
         facts: Facts,
         recording: Recording,
         settings: Llm,
-        seats: Mapping[str, Named] | None = None,
+        seats: Mapping[str, NamedModel] | None = None,
         clean: Callable[[str], str] = scrub,
         ours: Callable[[], bool] = lambda: True,
         purse: Purse | None = None,
@@ -116,7 +116,7 @@ class RecordedModel:
         self._ledger = ledger
         self._facts = facts
         self._recording = recording
-        self._default = Named(settings, model)
+        self._default = NamedModel(settings, model)
         self._seats = seats or {}
         self._clean = clean
         self._ours = ours
@@ -189,7 +189,7 @@ class RecordedModel:
         if self._turnstile.shut:
             await self._facts.flush()
 
-    async def _make(self, request: ChatRequest, messages: tuple[Message, ...], used: Named, estimate: Usage) -> ChatReply:
+    async def _make(self, request: ChatRequest, messages: tuple[Message, ...], used: NamedModel, estimate: Usage) -> ChatReply:
         """Make a call for which there is room, and record it."""
         _, seat, phase, _ = request.call_id.split("/")
         try:

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 
-from moothall.council.assembly import Council, Sitting, grant_of
+from moothall.council.assembly import Assembly, Sitting, grant_of
 from moothall.council.course import Draft, MalformedReplies, NoChanges
 from moothall.council.judging.runs import workspace_name
 from moothall.council.recording import REMOTE
@@ -19,7 +19,7 @@ from moothall.tools.catalogue import Danger
 _FENCED = re.compile(r"```(?:diff|patch)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-async def ask_remote(council: Council, sitting: Sitting, endpoint: str) -> Draft:
+async def ask_remote(council: Assembly, sitting: Sitting, endpoint: str) -> Draft:
     """Ask the seat's agent once, and return what it said and changed. Raises `ConfigurationError`, `NoChanges`, `PatchRefused`, `MalformedReplies`,
     and what model, budget and workspace raise.
     """

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 
 from moothall import telemetry
 from moothall.aio import seconds_until
-from moothall.council.agent import Agent
-from moothall.council.assembly import Council, Sitting, grant_of
+from moothall.council.agent import AgentLoop
+from moothall.council.assembly import Assembly, Sitting, grant_of
 from moothall.council.checking import Workplace
 from moothall.council.coding import Coding, TurnContext
 from moothall.council.conversation import Conversation, Voice
@@ -58,7 +58,7 @@ BUILT_IN_APPROACHES = (
 )
 
 
-async def find_approaches(council: Council, count: int) -> None:
+async def find_approaches(council: Assembly, count: int) -> None:
     """Ask once for distinct approaches. Where that fails, built-in ones serve; `seat.started` says which.
 
     The small local model does worse with any approach in its prompt (right at the first turn 19 times in 36 with one, 26 in
@@ -83,7 +83,7 @@ async def find_approaches(council: Council, count: int) -> None:
             council.approaches, council.approach_source = read_approaches(reply, count), "model"
 
 
-async def propose(council: Council, sitting: Sitting) -> None:
+async def propose(council: Assembly, sitting: Sitting) -> None:
     """Take the seat, work, propose, be judged. Whatever fails is how the seat ended, not an exception."""
     endpoint, approach, warmth = council.d.elsewhere.get(sitting.seat), "", 0.0
     if endpoint and not council.d.merge:
@@ -95,7 +95,7 @@ async def propose(council: Council, sitting: Sitting) -> None:
     await _sit(council, sitting, _propose(council, sitting), council.work_until)
 
 
-def _new_agent(council: Council, sitting: Sitting, approach: str, warmth: float) -> Agent:
+def _new_agent(council: Assembly, sitting: Sitting, approach: str, warmth: float) -> AgentLoop:
     d = council.d
     voice = Voice(council.mode, warmth, d.seed, way=sitting.number)
     talk = Conversation(
@@ -117,7 +117,7 @@ def _new_agent(council: Council, sitting: Sitting, approach: str, warmth: float)
         python=council.python,
         function=council.function,
     )
-    return Agent(
+    return AgentLoop(
         talk,
         council.parts.limits.model_copy(update={"attempts": council.attempts}),
         _coding_of(council, sitting.seat, voice),
@@ -129,7 +129,7 @@ def _new_agent(council: Council, sitting: Sitting, approach: str, warmth: float)
     )
 
 
-async def _sit_down(council: Council, sitting: Sitting, approach: str, warmth: float) -> None:
+async def _sit_down(council: Assembly, sitting: Sitting, approach: str, warmth: float) -> None:
     sitting.end(SeatStatus.CANCELLED, "CANCELLED", "stopped before it was done")
     await council.facts.say(
         EventType.SEAT_STARTED,
@@ -143,14 +143,14 @@ async def _sit_down(council: Council, sitting: Sitting, approach: str, warmth: f
     )
 
 
-async def revise(council: Council, sitting: Sitting, round_: int, reviews: Sequence[Review] = ()) -> None:
+async def revise(council: Assembly, sitting: Sitting, round_: int, reviews: Sequence[Review] = ()) -> None:
     """Let an author improve its proposal on evidence and reviews. Where it fails, the proposal stays as it is; so does that of a remote agent."""
     if sitting.seat in council.d.elsewhere:
         return
     await _sit(council, sitting, _revise(council, sitting, round_, reviews), council.until)
 
 
-async def _sit(council: Council, sitting: Sitting, work: Awaitable[None], until: datetime) -> None:
+async def _sit(council: Assembly, sitting: Sitting, work: Awaitable[None], until: datetime) -> None:
     about = {"moothall.seat": sitting.seat, "gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": sitting.seat}
     with telemetry.bound(seat=sitting.seat), telemetry.span("seat", about) as span:
         try:
@@ -169,7 +169,7 @@ async def _sit(council: Council, sitting: Sitting, work: Awaitable[None], until:
             span.fail(sitting.code, sitting.message)
 
 
-async def _fail(council: Council, sitting: Sitting, error: MoothallError) -> None:
+async def _fail(council: Assembly, sitting: Sitting, error: MoothallError) -> None:
     late = isinstance(error, DeadlineExceeded)
     sitting.end(SeatStatus.LATE if late else SeatStatus.FAILED, error.code, error.message)
     # A revision that failed leaves the proposal standing, and is told under an id of its own.
@@ -179,7 +179,7 @@ async def _fail(council: Council, sitting: Sitting, error: MoothallError) -> Non
     )
 
 
-async def _propose(council: Council, sitting: Sitting) -> None:
+async def _propose(council: Assembly, sitting: Sitting) -> None:
     if council.d.merge:
         draft = await _merge(council)
     elif endpoint := council.d.elsewhere.get(sitting.seat):
@@ -189,7 +189,7 @@ async def _propose(council: Council, sitting: Sitting) -> None:
     await _submit(council, sitting, draft, 0)
 
 
-async def _merge(council: Council) -> Draft:
+async def _merge(council: Assembly) -> Draft:
     """Return what the commits come to together."""
     if council.prepared is None or council.parts.merge is None:
         raise AssertionError("commits are merged where there is a repository")
@@ -199,7 +199,7 @@ async def _merge(council: Council) -> Draft:
     return Draft(council.d.description, patch)
 
 
-async def _revise(council: Council, sitting: Sitting, round_: int, reviews: Sequence[Review]) -> None:
+async def _revise(council: Assembly, sitting: Sitting, round_: int, reviews: Sequence[Review]) -> None:
     agent, judged = _agent(sitting), sitting.latest
     evidence = facts_text(judged, council.prepared.runs) if council.prepared else ""
     agent.talk.tell(prompts.revise_text(evidence, [review_text(review) for review in reviews]))
@@ -213,19 +213,19 @@ async def _revise(council: Council, sitting: Sitting, round_: int, reviews: Sequ
         await _submit(council, sitting, draft, round_)
 
 
-def _round(council: Council, round_: int) -> tuple[str, datetime]:
+def _round(council: Assembly, round_: int) -> tuple[str, datetime]:
     """Return what a round is called, with its phase, and until when it lasts; the first, in which the seats propose, is 0."""
     return (f"revise/{round_}", council.until) if round_ else ("propose/0", council.work_until)
 
 
-async def _draft(council: Council, sitting: Sitting, round_: int, start: Draft | None = None) -> Draft:
+async def _draft(council: Assembly, sitting: Sitting, round_: int, start: Draft | None = None) -> Draft:
     """Return what the seat's agent comes to in a round; about a repository, from `start` on."""
     if council.prepared is None:
         return await _agent(sitting).answer(*_round(council, round_))
     return await _work(council, sitting, council.prepared, round_, start)
 
 
-async def _work(council: Council, sitting: Sitting, prepared: Prepared, round_: int, start: Draft | None) -> Draft:
+async def _work(council: Assembly, sitting: Sitting, prepared: Prepared, round_: int, start: Draft | None) -> Draft:
     """Let the agent work in a workspace that holds `start`, if any. Where it goes in circles it starts anew, on the base and from
     the first message, as often as the settings allow; a revision does not. The best that its attempts came to is returned.
     """
@@ -267,7 +267,7 @@ def _error_of_nothing(circles: str, turns: int, most: int) -> Permanent:
 
 
 async def _attempt(
-    council: Council,
+    council: Assembly,
     sitting: Sitting,
     prepared: Prepared,
     name: Sequence[str],
@@ -302,7 +302,7 @@ async def _attempt(
     raise AssertionError("unreachable")
 
 
-async def _submit(council: Council, sitting: Sitting, draft: Draft, revision: int) -> None:
+async def _submit(council: Assembly, sitting: Sitting, draft: Draft, revision: int) -> None:
     patch = draft.patch
     proposal = Proposal(
         seat=sitting.seat,
@@ -327,7 +327,7 @@ async def _submit(council: Council, sitting: Sitting, draft: Draft, revision: in
         sitting.judged.append(await council.bench.judge(proposal, patch.diff if patch else ""))
 
 
-def _coding_of(council: Council, seat: str, voice: Voice) -> Coding | None:
+def _coding_of(council: Assembly, seat: str, voice: Voice) -> Coding | None:
     """Return what runs a seat's blocks of Python, where there is a runner and something to act on."""
     parts = council.parts
     if parts.run_code is None or council.about_text:
@@ -336,13 +336,13 @@ def _coding_of(council: Council, seat: str, voice: Voice) -> Coding | None:
     return Coding(parts.run_code, parts.python, agents.run)
 
 
-def _agent(sitting: Sitting) -> Agent:
+def _agent(sitting: Sitting) -> AgentLoop:
     if sitting.agent is None:
         raise AssertionError(f"{sitting.seat} was not taken")
     return sitting.agent
 
 
-def _context(council: Council, sitting: Sitting, workspace: Workspace, until: datetime) -> SeatContext:
+def _context(council: Assembly, sitting: Sitting, workspace: Workspace, until: datetime) -> SeatContext:
     d = council.d
     seat = SeatContext(
         principal=Principal(d.principal, d.tenant),
@@ -359,7 +359,7 @@ def _context(council: Council, sitting: Sitting, workspace: Workspace, until: da
     return council.parts.gate.with_token(seat)
 
 
-def outcome_of(council: Council, sitting: Sitting) -> SeatOutcome:
+def outcome_of(council: Assembly, sitting: Sitting) -> SeatOutcome:
     """Return how the seat ended, with what it used."""
     used = sitting.agent.used if sitting.agent else ToolUsage()
     spent = council.model.usage_of(sitting.seat)

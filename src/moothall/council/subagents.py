@@ -9,7 +9,7 @@ from typing import Any
 
 from moothall.aio import seconds_until
 from moothall.config import Limits, Llm, Runner
-from moothall.council.agent import Agent
+from moothall.council.agent import AgentLoop
 from moothall.council.checking import Workplace
 from moothall.council.coding import Block, Coding, TurnContext
 from moothall.council.conversation import Conversation, Voice
@@ -85,14 +85,14 @@ class SubAgents:
             specs=specs,
             python=depth < coding.settings.agents_depth,
         )
-        return SubAgent(Agent(talk, self.limits, coding, asked=True), place, coding.settings)
+        return SubAgent(AgentLoop(talk, self.limits, coding, asked=True), place, coding.settings)
 
 
 @dataclass(slots=True)
 class SubAgent:
     """One of them. `failed` is what ended it otherwise than by an answer."""
 
-    agent: Agent
+    agent: AgentLoop
     place: TurnContext
     settings: Runner
     answer: str = ""

@@ -37,7 +37,7 @@ class CodeBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class CodeRun:
+class BlockRun:
     """How a block ended. `value` is its last expression as JSON-shaped data, `printed` what it printed. `tier` ran it, and `why`
     says why it was not the first one. `error` is what a model can act on.
     """

@@ -27,18 +27,18 @@ _MAY_WRITE = frozenset({"owner", "admin", "maintain", "write"})
 _REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT)
 _CHANGES = frozenset({"CHANGES_REQUESTED", "REQUEST_CHANGES"})
-M = TypeVar("M", bound="Said")
+M = TypeVar("M", bound="ForgeData")
 Text = Annotated[str, BeforeValidator(lambda value: value or "")]
 """Where a forge says null for no text."""
 
 
-class Said(BaseModel):
+class ForgeData(BaseModel):
     """What a forge says; all else that it says is left."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Post(Said):
+class Post(ForgeData):
     """Somebody's words: a comment, or a review."""
 
     id: int
@@ -53,7 +53,7 @@ class Post(Said):
         return self.state.upper() in _CHANGES and not self.dismissed
 
 
-class ReviewComment(Said):
+class ReviewComment(ForgeData):
     """What a review says of a line."""
 
     path: str
@@ -61,24 +61,24 @@ class ReviewComment(Said):
     hunk: Text = Field("", validation_alias="diff_hunk")
 
 
-class Label(Said):
+class IssueLabel(ForgeData):
     """What an issue carries."""
 
     name: str
 
 
-class Issue(Said):
+class Issue(ForgeData):
     """An issue; on GitHub also a pull request, which then says so."""
 
     number: int
     title: Text = ""
     body: Text = ""
     author: Text = Field("", validation_alias=AliasPath("user", "login"))
-    labels: tuple[Label, ...] = ()
+    labels: tuple[IssueLabel, ...] = ()
     pull_request: Mapping[str, Any] | None = None
 
 
-class Pull(Said):
+class PullRequest(ForgeData):
     """A pull request; `source` is the repository in which its branch lies, empty where that is gone."""
 
     number: int
@@ -90,15 +90,15 @@ class Pull(Said):
     source: Text = Field("", validation_alias=AliasPath("head", "repo", "full_name"))
 
 
-class _Repository(Said):
+class _Repository(ForgeData):
     default_branch: str
 
 
-class _Access(Said):
+class _Access(ForgeData):
     permission: str
 
 
-class _Account(Said):
+class _Account(ForgeData):
     login: str
 
 
@@ -148,12 +148,12 @@ class ForgeClient:
             return False
         return said.permission in _MAY_WRITE
 
-    async def pull_of(self, repository: str, branch: str, author: str) -> Pull | None:
+    async def pull_of(self, repository: str, branch: str, author: str) -> PullRequest | None:
         """Return the newest pull request that `author` opened for a branch of the repository itself; nobody else's, and none of a fork."""
         asked = {"state": "all", "head": f"{repository.partition('/')[0]}:{branch}", "poster": author}
         found = [
             pull
-            for pull in await self._all(Pull, f"/repos/{repository}/pulls", asked)
+            for pull in await self._all(PullRequest, f"/repos/{repository}/pulls", asked)
             if pull.branch == branch and pull.author == author and pull.source.lower() == repository.lower()
         ]
         return max(found, key=lambda pull: pull.number, default=None)
@@ -162,7 +162,7 @@ class ForgeClient:
         """Open a pull request and return its number."""
         said = {"title": title, "body": body, "head": branch, "base": onto}
         told, _ = await self._ask("POST", f"/repos/{repository}/pulls", body=said)
-        pull: Pull = _read(Pull, told)
+        pull: PullRequest = _read(PullRequest, told)
         return pull.number
 
     async def reviews(self, repository: str, number: int) -> list[Post]:

@@ -21,7 +21,7 @@ from moothall.domain.outcome import Outcome
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import AlreadyExists, MoothallError, NotFound, Temporary
 from moothall.forge import texts
-from moothall.forge.client import ForgeClient, Issue, Post, Pull
+from moothall.forge.client import ForgeClient, Issue, Post, PullRequest
 from moothall.ports import Deliberations
 
 _LEAST_SECONDS, _LONGEST_SECONDS = 1.0, 3600.0
@@ -37,7 +37,7 @@ class Ask:
 
     issue: Issue
     request: DeliberationRequest
-    pull: Pull | None = None
+    pull: PullRequest | None = None
 
 
 class Watch:

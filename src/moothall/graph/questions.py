@@ -20,7 +20,7 @@ _SHA = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class QuestionParameter:
     """`default` None: it has to be given. `least` and `most` bound a number."""
 
     about: str
@@ -44,7 +44,7 @@ class Question:
 
     about: str
     columns: Mapping[str, str]
-    parameters: Mapping[str, Parameter]
+    parameters: Mapping[str, QuestionParameter]
     cypher: Callable[[Mapping[str, Any]], str]
     keys: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[Mapping[str, Any]], None] = lambda _: None
@@ -53,8 +53,8 @@ class Question:
     """Further parameters of the query, which no caller gives."""
 
 
-_TENANT = Parameter("whose data")
-_MANY = Parameter("at most so many rows", 20, 1, _LIMIT)
+_TENANT = QuestionParameter("whose data")
+_MANY = QuestionParameter("at most so many rows", 20, 1, _LIMIT)
 
 
 def _commit(values: Mapping[str, Any]) -> None:
@@ -128,8 +128,8 @@ QUESTIONS: Mapping[str, Question] = {
             "decisions": "who approved, rejected or wanted changes",
         },
         {
-            "commit_sha": Parameter("the commit, 40 digits"),
-            "path": Parameter("a file that the proposal must have changed; empty: any", ""),
+            "commit_sha": QuestionParameter("the commit, 40 digits"),
+            "path": QuestionParameter("a file that the proposal must have changed; empty: any", ""),
         },
         lambda _: cypher.PROVENANCE,
         keys={"commit_sha": "Commit"},
@@ -148,7 +148,7 @@ QUESTIONS: Mapping[str, Question] = {
             "tool_calls": "in order",
             "decisions": "of the product owner",
         },
-        {"task_id": Parameter("the deliberation")},
+        {"task_id": QuestionParameter("the deliberation")},
         lambda _: cypher.DELIBERATION,
         keys={"task_id": "Deliberation"},
     ),
@@ -171,10 +171,12 @@ QUESTIONS: Mapping[str, Question] = {
             "decisions": "of the product owner",
         },
         {
-            "task_id": Parameter("a deliberation: what is asked about is its repository and story; itself is left out", ""),
-            "story_id": Parameter("a story", ""),
-            "repository": Parameter("a repository's id", ""),
-            "role": Parameter("only this kind of work", ""),
+            "task_id": QuestionParameter(
+                "a deliberation: what is asked about is its repository and story; itself is left out", ""
+            ),
+            "story_id": QuestionParameter("a story", ""),
+            "repository": QuestionParameter("a repository's id", ""),
+            "role": QuestionParameter("only this kind of work", ""),
             "limit": _MANY,
         },
         lambda _: cypher.TASK_CONTEXT,
@@ -197,14 +199,14 @@ QUESTIONS: Mapping[str, Question] = {
             "of_story": "the story's id, or empty",
         },
         {
-            "story_id": Parameter("the story", ""),
-            "task_id": Parameter(
+            "story_id": QuestionParameter("the story", ""),
+            "task_id": QuestionParameter(
                 "a deliberation, whose story and repository are meant where they aren't given; itself is left out", ""
             ),
-            "repository": Parameter("a repository's id", ""),
-            "role": Parameter("whose prompt it is for", ""),
-            "phase": Parameter("what it is for, such as build or review", ""),
-            "only": Parameter(
+            "repository": QuestionParameter("a repository's id", ""),
+            "role": QuestionParameter("whose prompt it is for", ""),
+            "phase": QuestionParameter("what it is for, such as build or review", ""),
+            "only": QuestionParameter(
                 "scopes, with commas between them, that are wanted of those that the role may have in the phase", ""
             ),
             "limit": _MANY,
@@ -224,12 +226,12 @@ QUESTIONS: Mapping[str, Question] = {
             "paths": "what the winner changed",
         },
         {
-            "repository": Parameter("a repository's id"),
-            "story_id": Parameter("a story that is left out", ""),
-            "task_id": Parameter("a deliberation that is left out", ""),
-            "role": Parameter("whose prompt it is for", ""),
-            "phase": Parameter("what it is for, such as build or review", ""),
-            "limit": Parameter("at most so many rows", 100, 1, _LIMIT),
+            "repository": QuestionParameter("a repository's id"),
+            "story_id": QuestionParameter("a story that is left out", ""),
+            "task_id": QuestionParameter("a deliberation that is left out", ""),
+            "role": QuestionParameter("whose prompt it is for", ""),
+            "phase": QuestionParameter("what it is for, such as build or review", ""),
+            "limit": QuestionParameter("at most so many rows", 100, 1, _LIMIT),
         },
         lambda values: cypher.similar(values["limit"]),
         bound=_may_compare,
@@ -244,11 +246,11 @@ QUESTIONS: Mapping[str, Question] = {
             "text": "in a few words",
         },
         {
-            "task_id": Parameter("a deliberation", ""),
-            "story_id": Parameter("a story, with its deliberations", ""),
-            "role": Parameter("whose prompt it is for, where it is for one", ""),
-            "phase": Parameter("what it is for; empty: not for a prompt", ""),
-            "limit": Parameter("at most so many entries", 100, 1, _LIMIT),
+            "task_id": QuestionParameter("a deliberation", ""),
+            "story_id": QuestionParameter("a story, with its deliberations", ""),
+            "role": QuestionParameter("whose prompt it is for, where it is for one", ""),
+            "phase": QuestionParameter("what it is for; empty: not for a prompt", ""),
+            "limit": QuestionParameter("at most so many entries", 100, 1, _LIMIT),
         },
         lambda _: cypher.TIMELINE,
         keys={"task_id": "Deliberation", "story_id": "Story"},
@@ -263,7 +265,7 @@ QUESTIONS: Mapping[str, Question] = {
             "comments": "oldest first",
             "decisions": "oldest first",
         },
-        {"story_id": Parameter("the story")},
+        {"story_id": QuestionParameter("the story")},
         lambda _: cypher.STORY,
         keys={"story_id": "Story"},
     ),
@@ -275,10 +277,10 @@ QUESTIONS: Mapping[str, Question] = {
             "relationships": "type, from {label, id}, to {label, id}; between all of them",
         },
         {
-            "label": Parameter("the node's label, such as Story or Proposal"),
-            "id": Parameter("the node's id (its key in the shape)"),
-            "depth": Parameter("steps away", 1, 1, _DEPTH),
-            "limit": Parameter("at most so many neighbours", 100, 1, _LIMIT),
+            "label": QuestionParameter("the node's label, such as Story or Proposal"),
+            "id": QuestionParameter("the node's id (its key in the shape)"),
+            "depth": QuestionParameter("steps away", 1, 1, _DEPTH),
+            "limit": QuestionParameter("at most so many neighbours", 100, 1, _LIMIT),
         },
         lambda values: cypher.neighbours(values["label"], values["depth"]),
         keys={"id": ""},
@@ -309,7 +311,7 @@ def prepare(name: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any], C
     )
 
 
-def _value(question: str, name: str, parameter: Parameter, value: Any) -> Any:
+def _value(question: str, name: str, parameter: QuestionParameter, value: Any) -> Any:
     if value is None or (value == "" and parameter.default is None):
         if parameter.default is None:
             raise InvalidRequest(f"{question} needs {name}: {parameter.about}")

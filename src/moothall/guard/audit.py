@@ -44,16 +44,16 @@ from moothall.guard.chain import (
     verify,
     verify_all,
 )
-from moothall.guard.telling import Telling, WrittenRecord
+from moothall.guard.telling import AuditPublisher, WrittenRecord
 from moothall.telemetry import get_logger
 
-__all__ = ["AuditLog", "AuditReport", "Entry", "Problem", "verify", "verify_all"]
+__all__ = ["AuditEntry", "AuditLog", "AuditReport", "Problem", "verify", "verify_all"]
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class AuditEntry:
     """What is recorded at one end of a call, or in between, where an operator had allowed it: `approved_by` says who."""
 
     tenant: str
@@ -69,7 +69,7 @@ class Entry:
     approved_by: str = ""
 
 
-_NAMES = tuple(field.name for field in fields(Entry))
+_NAMES = tuple(field.name for field in fields(AuditEntry))
 
 
 class AuditLog:
@@ -90,7 +90,7 @@ class AuditLog:
         self._key = key
         self._chains: dict[str, _Chain] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit")
-        self._telling = None if publish is None else Telling(writer, publish)
+        self._telling = None if publish is None else AuditPublisher(writer, publish)
         self._beside = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -106,11 +106,11 @@ class AuditLog:
         if self._telling:
             await self._telling.flush()
 
-    async def append(self, entry: Entry) -> str:
+    async def append(self, entry: AuditEntry) -> str:
         """Return the record's id, `<writer>:<seq>`, once it is written. Raises `AuditUnavailable`."""
         return await self.submit(entry)
 
-    def submit(self, entry: Entry) -> Awaitable[str]:
+    def submit(self, entry: AuditEntry) -> Awaitable[str]:
         """Put the record in line at once; awaiting the answer is `append`. It is written even if nobody waits."""
         try:
             written = asyncio.wrap_future(self._thread.submit(self._write, entry))
@@ -122,7 +122,7 @@ class AuditLog:
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
         return answer
 
-    def _write(self, entry: Entry) -> str:
+    def _write(self, entry: AuditEntry) -> str:
         try:
             chain = self._chains.get(entry.tenant) or self._open(entry.tenant)
         except (OSError, InvalidRequest) as error:
@@ -221,7 +221,7 @@ def _open_for(opened: ExitStack, path: Path, flags: int) -> int:
     return file
 
 
-def _fields(entry: Entry) -> dict[str, Any]:
+def _fields(entry: AuditEntry) -> dict[str, Any]:
     # Names that a model chose are shortened: an unknown tool's may be a megabyte.
     values = ((name, getattr(entry, name)) for name in _NAMES)  # `asdict` would copy each
     told = {name: value[:300] if isinstance(value, str) else value for name, value in values}

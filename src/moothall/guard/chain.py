@@ -32,7 +32,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StreamChains:
     """What the AUDIT stream tells of chains, by tenant and writer. `heads`: hashes by seq, of chains that lie here. `remote`: records in
     order, of chains that hosts write on disks of their own.
     """
@@ -179,7 +179,7 @@ def verify(path: Path, key: bytes = b"") -> tuple[Problem, ...]:
     return tuple(_Reading(path, key).problems())
 
 
-def verify_all(data_dir: Path, key: bytes = b"", told: Told = Told(), hosts: bytes = b"") -> AuditReport:
+def verify_all(data_dir: Path, key: bytes = b"", told: StreamChains = StreamChains(), hosts: bytes = b"") -> AuditReport:
     """Check every chain of every tenant under a data directory, and what the AUDIT stream tells of those on other disks; `key` as for
     `verify`, `hosts` is the key of hosts on other machines.
     """

@@ -23,7 +23,7 @@ from moothall.domain.event import EventType
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import AuditUnavailable
 from moothall.guard.alerts import Alerts, alert_event
-from moothall.guard.audit import AuditLog, Entry
+from moothall.guard.audit import AuditEntry, AuditLog
 from moothall.guard.breaker import Breakers
 from moothall.guard.cache import ResultCache, cache_key
 from moothall.guard.limits import book_time, check_budget, check_limits, cut_output, cut_text, reserve
@@ -32,7 +32,7 @@ from moothall.guard.rates import Rates, check_rate, scope_of
 from moothall.guard.rules import Rules
 from moothall.guard.seat import SeatContext, Stopped
 from moothall.guard.steps import (
-    Checked,
+    CheckedCall,
     check_capability,
     check_grants,
     check_identity,
@@ -104,7 +104,7 @@ class Gate:
 
     async def _call(self, seat: SeatContext, call: ToolCall) -> ToolResult:
         started = monotonic()
-        entry = Entry(
+        entry = AuditEntry(
             tenant=seat.tenant,
             principal=seat.principal.name,
             task_id=seat.task_id,
@@ -142,7 +142,7 @@ class Gate:
             await self._publish_event(alert_event(alert, seat.tenant, self._source))
         return result
 
-    async def _admit_and_run(self, seat: SeatContext, call: ToolCall, entry: Entry) -> ToolResult:
+    async def _admit_and_run(self, seat: SeatContext, call: ToolCall, entry: AuditEntry) -> ToolResult:
         try:
             checked = await self._admit(seat, call, entry)
             key = scope_of(seat, checked.spec)
@@ -159,7 +159,7 @@ class Gate:
             self._alerts.count_refusal(seat, call, result.error, escape=True)
         return result
 
-    async def _admit(self, seat: SeatContext, call: ToolCall, entry: Entry) -> Checked:
+    async def _admit(self, seat: SeatContext, call: ToolCall, entry: AuditEntry) -> CheckedCall:
         rules = self._rules
         off = rules.off(seat.tenant)
         checked = check_schema(call, seat.grant, self._limits.argument_bytes, catalogue=rules.catalogue, off=off)
@@ -178,13 +178,13 @@ class Gate:
         check_limits(seat.meter, self._limits)
         return checked
 
-    async def _record_approval(self, entry: Entry) -> None:
+    async def _record_approval(self, entry: AuditEntry) -> None:
         try:
             await self._audit.append(entry)
         except AuditUnavailable as error:
             raise Stopped(ToolStatus.ERROR, f"{error.message}; the tool was not run") from error
 
-    async def _run(self, seat: SeatContext, call: ToolCall, checked: Checked) -> ToolResult:
+    async def _run(self, seat: SeatContext, call: ToolCall, checked: CheckedCall) -> ToolResult:
         allowed = self._seconds(seat, call, checked)
         if allowed <= 0:
             raise Stopped(ToolStatus.TIMEOUT, "the deadline was over before the tool could start")
@@ -199,7 +199,7 @@ class Gate:
                 self._cache.put(key, checked.spec, result)
         return result
 
-    async def _hand_over(self, seat: SeatContext, call: ToolCall, checked: Checked, held: float) -> ToolResult:
+    async def _hand_over(self, seat: SeatContext, call: ToolCall, checked: CheckedCall, held: float) -> ToolResult:
         """Let whoever runs the tool run it, for at most `held` seconds."""
         deadline = datetime.now(UTC) + timedelta(seconds=held)
         end = asyncio.get_running_loop().time() + held + self._limits.grace_seconds
@@ -229,11 +229,11 @@ class Gate:
         finally:
             self._slots.release()
 
-    def _seconds(self, seat: SeatContext, call: ToolCall, checked: Checked) -> float:
+    def _seconds(self, seat: SeatContext, call: ToolCall, checked: CheckedCall) -> float:
         until = min(call.deadline, seat.deadline) - datetime.now(UTC)
         return min(until.total_seconds(), checked.spec.timeout_seconds, self._limits.call_seconds)
 
-    def _fit(self, result: ToolResult, call: ToolCall, checked: Checked, note: str) -> ToolResult:
+    def _fit(self, result: ToolResult, call: ToolCall, checked: CheckedCall, note: str) -> ToolResult:
         """What comes out of a workspace is untrusted: it answers this call, and only so much of it."""
         most = min(checked.spec.caps.result_bytes or self._limits.result_bytes, self._limits.result_bytes)
         output = cut_output(result.output, most)

@@ -13,7 +13,7 @@ from cachetools import TTLCache
 from moothall.domain.tool import ToolStatus
 from moothall.errors import PolicyUnavailable
 from moothall.guard.seat import SeatContext, Stopped
-from moothall.guard.steps import Checked
+from moothall.guard.steps import CheckedCall
 from moothall.telemetry import get_logger, metrics
 
 log = get_logger(__name__)
@@ -51,7 +51,7 @@ class PolicyQuestion:
         return {**told, "tags": list(self.tags), "requirements": needs, "arguments": json.loads(self.arguments)}
 
 
-def policy_question(seat: SeatContext, checked: Checked) -> PolicyQuestion:
+def policy_question(seat: SeatContext, checked: CheckedCall) -> PolicyQuestion:
     """Return what the policy is asked about a call. Requirements are the catalogue's."""
     spec = checked.spec
     return PolicyQuestion(
@@ -102,7 +102,7 @@ class Policy:
         self._engine = decide
         self._kept: TTLCache[PolicyQuestion, PolicyAnswer] = TTLCache(_KEPT, keep_seconds, timer=clock)
 
-    async def check(self, seat: SeatContext, checked: Checked) -> None:
+    async def check(self, seat: SeatContext, checked: CheckedCall) -> None:
         """The policy allows the call; else `Stopped`. An engine that cannot be asked, or that gives no clear answer,
         blocks. In dry-run it is only told what would have been.
         """

@@ -27,7 +27,7 @@ _CHOICES = 20  # that are named where another was given
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedCall:
     """A call whose tool is known and whose arguments are right, defaults filled in."""
 
     spec: ToolSpec
@@ -47,7 +47,7 @@ def check_schema(
     *,
     catalogue: Mapping[str, ToolSpec] = CATALOGUE,
     off: Collection[str] = (),
-) -> Checked:
+) -> CheckedCall:
     """The tool exists and its arguments fit its schema. To a tenant there is no tool that is `off` for it.
 
     The grant only decides which names are suggested.
@@ -68,7 +68,7 @@ def check_schema(
         arguments = spec.arguments.model_validate(plain).model_dump()
     except ValidationError as error:
         raise Stopped(ToolStatus.INVALID, _wrong_arguments(spec, error)) from error
-    return Checked(spec, arguments)
+    return CheckedCall(spec, arguments)
 
 
 def check_identity(seat: SeatContext, call: ToolCall) -> None:
@@ -90,7 +90,7 @@ def check_identity(seat: SeatContext, call: ToolCall) -> None:
 
 
 def check_grants(
-    grant: Grant, checked: Checked, *, catalogue: Mapping[str, ToolSpec] = CATALOGUE, off: Collection[str] = ()
+    grant: Grant, checked: CheckedCall, *, catalogue: Mapping[str, ToolSpec] = CATALOGUE, off: Collection[str] = ()
 ) -> None:
     """The grant covers the tool, and no path leaves the workspace or is written though it is protected."""
     spec = checked.spec
@@ -106,13 +106,13 @@ def check_grants(
                 raise Stopped(ToolStatus.BLOCKED, f"{path[:80]!r} may not be changed by this role (protected: {pattern})")
 
 
-def check_set(checked: Checked, unset: Mapping[str, str]) -> None:
+def check_set(checked: CheckedCall, unset: Mapping[str, str]) -> None:
     """What the tool needs is configured; `unset` says of those that lack a setting which it is."""
     if reason := unset.get(checked.spec.name):
         raise Stopped(ToolStatus.BLOCKED, f"{checked.spec.name} is not set up here: {reason}")
 
 
-def check_capability(tokens: Tokens, seat: SeatContext, call: ToolCall, checked: Checked) -> None:
+def check_capability(tokens: Tokens, seat: SeatContext, call: ToolCall, checked: CheckedCall) -> None:
     """The seat's token is good here and now, is this seat's, and covers the tool and what it writes."""
     if not seat.token:
         raise Stopped(ToolStatus.BLOCKED, "there is no capability token; whoever opens a workspace is given one")
@@ -133,7 +133,7 @@ def check_capability(tokens: Tokens, seat: SeatContext, call: ToolCall, checked:
                 raise Stopped(ToolStatus.BLOCKED, f"{path[:80]!r} may not be changed with this token (protected: {pattern})")
 
 
-def note_of(grant: Grant, checked: Checked) -> str:
+def note_of(grant: Grant, checked: CheckedCall) -> str:
     """Return what a seat should know about a write that gains it nothing, or nothing."""
     for path in checked.values(checked.spec.writes):
         if any(covers(pattern, path) for pattern in grant.judged):

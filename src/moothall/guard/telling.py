@@ -14,7 +14,7 @@ from typing import Any
 
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.errors import MoothallError
-from moothall.guard.chain import Head, Told, head_mac
+from moothall.guard.chain import Head, StreamChains, head_mac
 from moothall.telemetry import get_logger
 from moothall.telemetry.events import write
 
@@ -33,7 +33,7 @@ class WrittenRecord:
     mac: str
 
 
-class Telling:
+class AuditPublisher:
     """Tells what one writer wrote: a few records in one event, in their order."""
 
     def __init__(self, writer: str, publish: Callable[[Event], Awaitable[object]]) -> None:
@@ -80,7 +80,7 @@ def _event(writer: str, taken: list[WrittenRecord]) -> Event:
     return write(EventType.AUDIT_RECORDED, last.tenant, data, ordinal=f"{writer}/{last.record['seq']}", tenant=last.tenant)
 
 
-async def read_told(events: AsyncIterable[Recorded], key: bytes, hosts: bytes = b"") -> Told:
+async def read_told(events: AsyncIterable[Recorded], key: bytes, hosts: bytes = b"") -> StreamChains:
     """Return what the stream tells of chains. What is signed neither with `key` nor with that of `hosts` elsewhere is passed over: others
     may write there.
     """
@@ -101,7 +101,7 @@ async def read_told(events: AsyncIterable[Recorded], key: bytes, hosts: bytes = 
         elif hosts and mac == head_mac(hosts, path, head):
             known = remote.setdefault((tenant, writer), {})
             known |= {(one["seq"], one["hash"]): one for one in _vouched_records(record, data.get("records"))}
-    return Told(heads, {chain: [known[each] for each in sorted(known)] for chain, known in remote.items()})
+    return StreamChains(heads, {chain: [known[each] for each in sorted(known)] for chain, known in remote.items()})
 
 
 def _vouched_records(last: Mapping[str, Any], earlier: object) -> Iterator[Mapping[str, Any]]:

@@ -26,7 +26,7 @@ from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInva
 from moothall.model import retry
 from moothall.model.bodies import JSON, STREAMED, body_of, count_usage, encode
 from moothall.model.dialect import Dialect, ServerFigures, read_figures
-from moothall.model.pool import Pool, open_pool
+from moothall.model.pool import ConnectionPool, open_pool
 from moothall.model.retry import Failed, Rejected, translate_refusal
 from moothall.model.said import plain, read_models
 from moothall.model.stream import BrokenStream
@@ -51,7 +51,7 @@ _PROBE = {
 class OpenAIModel:
     """The port `ChatModel`. Made by `open_model`; belongs to one event loop."""
 
-    def __init__(self, settings: Llm, pool: Pool) -> None:
+    def __init__(self, settings: Llm, pool: ConnectionPool) -> None:
         self._settings = settings
         self._pool = pool
         self._url = pool.url

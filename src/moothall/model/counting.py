@@ -14,7 +14,7 @@ from moothall.config import Llm
 from moothall.council.prompting.text import most_tokens
 from moothall.errors import ModelReplyInvalid
 from moothall.model.bodies import JSON, encode
-from moothall.model.pool import Pool, open_pool
+from moothall.model.pool import ConnectionPool, open_pool
 from moothall.model.retry import Failed
 from moothall.model.takers import WholeTaker
 from moothall.ports import CountTokens
@@ -30,7 +30,7 @@ _GOOD = 200
 class _Counter:
     """Asks a server, which is left alone for a while where it does not say."""
 
-    def __init__(self, pool: Pool, model: str) -> None:
+    def __init__(self, pool: ConnectionPool, model: str) -> None:
         self._pool = pool
         self._url = pool.url.with_path("/tokenize")
         self._named = {"model": model} if model else {}

@@ -20,7 +20,7 @@ _NO_LIST = frozenset({404, 405, 501})
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ServerCount:
     """How many of a model's servers answer, how many there are, and what is wrong with the first that does not."""
 
     answering: int
@@ -28,7 +28,7 @@ class Seen:
     wrong: str = ""
 
 
-async def look(models: Models, base_url: str) -> Mapping[str, Seen]:
+async def look(models: Models, base_url: str) -> Mapping[str, ServerCount]:
     """Return how the servers of each model stand, and count it; `base_url` is the server of those that name none."""
     names, settings = zip(*models.items(), strict=True)
     seen = dict(zip(names, await asyncio.gather(*(_look(one, one.base_url or base_url) for one in settings)), strict=True))
@@ -37,10 +37,10 @@ async def look(models: Models, base_url: str) -> Mapping[str, Seen]:
     return seen
 
 
-async def _look(settings: Llm, base_url: str) -> Seen:
+async def _look(settings: Llm, base_url: str) -> ServerCount:
     urls = tuple(dict.fromkeys((base_url, *settings.replicas)))
     wrong = [said for said in await asyncio.gather(*(_wrong(settings, url) for url in urls)) if said]
-    return Seen(len(urls) - len(wrong), len(urls), wrong[0] if wrong else "")
+    return ServerCount(len(urls) - len(wrong), len(urls), wrong[0] if wrong else "")
 
 
 async def _wrong(settings: Llm, base_url: str) -> str:

@@ -32,7 +32,7 @@ _EYEBALLS_SECONDS = 0.25
 _GOOD = 200
 
 
-class Pool:
+class ConnectionPool:
     """Connections to the server of one URL, made as they are needed; belongs to one event loop. `url` is its root, without a key."""
 
     def __init__(self, settings: Llm, url: URL, key: str | None) -> None:
@@ -178,7 +178,7 @@ class Pool:
 
 
 @asynccontextmanager
-async def open_pool(settings: Llm, base_url: str) -> AsyncIterator[Pool]:
+async def open_pool(settings: Llm, base_url: str) -> AsyncIterator[ConnectionPool]:
     """Yield what calls the server at `base_url`: a key in the URL's user part (http://KEY@host/v1) is sent as bearer token unless the
     settings hold one. Raises `ConfigurationError` for what is no URL; calls nobody yet.
     """
@@ -191,7 +191,7 @@ async def open_pool(settings: Llm, base_url: str) -> AsyncIterator[Pool]:
             f"MOOTHALL_LLM__BASE_URL {base_url!r} is not an http or https URL such as http://127.0.0.1:8000/v1"
         )
     key = settings.api_key.get_secret_value() if settings.api_key else url.user
-    pool = Pool(settings, url.with_user(None), key)
+    pool = ConnectionPool(settings, url.with_user(None), key)
     try:
         yield pool
     finally:

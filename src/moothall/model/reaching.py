@@ -14,7 +14,7 @@ from moothall.config import Llm, Models
 from moothall.config.models import DEFAULT
 from moothall.errors import ConfigurationError, ModelReplyInvalid, ModelUnavailable
 from moothall.model import retry
-from moothall.model.pool import Pool, open_pool
+from moothall.model.pool import ConnectionPool, open_pool
 from moothall.model.retry import Failed, Rejected, translate_refusal
 from moothall.model.said import error_message, plain, read_models
 from moothall.model.takers import WholeTaker
@@ -105,14 +105,14 @@ async def _ask(settings: Llm, base_url: str) -> None:
         raise translate_refusal(Rejected(status, said), str(url), settings.model)
 
 
-async def _get(pool: Pool, url: URL, settings: Llm) -> tuple[int, bytes, str, str]:
+async def _get(pool: ConnectionPool, url: URL, settings: Llm) -> tuple[int, bytes, str, str]:
     """Return status, body, content type and location of its list of models."""
     taken = WholeTaker(str(pool.url), _BYTES)
     await pool.ask("GET", url / "models", taken, until=asyncio.get_running_loop().time() + settings.idle_seconds)
     return taken.status, taken.body, taken.kind, taken.header(b"location")
 
 
-async def _look_below(pool: Pool, settings: Llm) -> None:
+async def _look_below(pool: ConnectionPool, settings: Llm) -> None:
     """Raise `ConfigurationError` where the list lies under /v1, which is forgotten often."""
     url = pool.url
     if url.name == "v1":

@@ -49,7 +49,14 @@ class Board:
         self._reading, self._begun, self._ended = asyncio.Lock(), 0, 0
 
     async def create(
-        self, draft: coach.Draft, who: Principal, *, key: str, repository: str = "", rigor: str = "", budget: Budget = NO_BUDGET
+        self,
+        draft: coach.StoryDraft,
+        who: Principal,
+        *,
+        key: str,
+        repository: str = "",
+        rigor: str = "",
+        budget: Budget = NO_BUDGET,
     ) -> Card:
         """Put a story on the board. `key` names the request: the same again is the same story. Raises `InvalidRequest`, `AlreadyExists`."""
         check_budget(budget)

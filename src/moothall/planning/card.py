@@ -50,9 +50,9 @@ class Card:
         return self.entered.id if self.entered else ""
 
     @property
-    def draft(self) -> coach.Draft:
+    def draft(self) -> coach.StoryDraft:
         """What the coach scores."""
-        return coach.Draft(self.story.title, self.story.brief, self.story.ac)
+        return coach.StoryDraft(self.story.title, self.story.brief, self.story.ac)
 
 
 def fold(card: Card, recorded: Recorded, tenant: str) -> Card:

@@ -39,7 +39,7 @@ _WAITS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class StoryDraft:
     """A story as it is written."""
 
     title: str = ""
@@ -64,7 +64,7 @@ class Score:
     findings: tuple[Lack, ...]
 
 
-def check(draft: Draft) -> Draft:
+def check(draft: StoryDraft) -> StoryDraft:
     """Return the draft in order: blanks closed up, steps in lines of their own joined to a criterion. Raises `InvalidRequest`."""
     chars = len(draft.title) + len(draft.description) + sum(map(len, draft.ac))
     if len(draft.title) > TITLE_CHARS or chars > CHARS:
@@ -73,7 +73,7 @@ def check(draft: Draft) -> Draft:
         )
     if len(draft.ac) > CRITERIA:
         raise InvalidRequest(f"the story has {len(draft.ac)} criteria; allowed are {CRITERIA}")
-    return Draft(" ".join(draft.title.split()), draft.description.strip(), tuple(join_steps(draft.ac)))
+    return StoryDraft(" ".join(draft.title.split()), draft.description.strip(), tuple(join_steps(draft.ac)))
 
 
 def join_steps(lines: Iterable[str]) -> Iterator[str]:
@@ -103,14 +103,14 @@ def _continues_nothing(word: str, before: str) -> bool:
     return word.lower() == "when" and _THEN.search(before) is not None
 
 
-def score(draft: Draft) -> Score:
+def score(draft: StoryDraft) -> Score:
     """Return the score of a draft. Raises `InvalidRequest` where it is too long."""
     draft = check(draft)
     found = sorted(_findings(draft), key=lambda item: -item.weight)
     return Score(100 - sum(item.weight for item in found), tuple(found))
 
 
-def _findings(draft: Draft) -> Iterator[Lack]:
+def _findings(draft: StoryDraft) -> Iterator[Lack]:
     yield from _title(draft.title)
     yield from _description(draft.description)
     yield from _criteria([line for line in draft.ac if not _HOLE.search(line)])

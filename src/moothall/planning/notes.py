@@ -31,7 +31,7 @@ _PEOPLE = "po"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class NoteChange:
     """One note put in its place, or taken away. `payload` is a JSON object; of an update it takes the place of the whole payload before."""
 
     operation: str
@@ -52,7 +52,7 @@ class Update:
 
     story_id: str
     role: str
-    changes: tuple[Change, ...]
+    changes: tuple[NoteChange, ...]
     task_id: str = ""
     at: str = ""
     expected: int | None = None
@@ -161,7 +161,7 @@ def _fold(state: _State, recorded: Recorded, tenant: str) -> _State:
         return state
     notes = dict(state.notes)
     try:
-        changes = load(tuple[Change, ...], event.data.get("changes"))
+        changes = load(tuple[NoteChange, ...], event.data.get("changes"))
     except InvalidRequest:  # malformed, it says nothing
         changes = ()
     for change in changes:
@@ -172,7 +172,7 @@ def _fold(state: _State, recorded: Recorded, tenant: str) -> _State:
     return replace(state, notes=notes, updates=(*state.updates, event.id))
 
 
-def _apply(state: _State, changes: Sequence[Change]) -> tuple[_State, list[str]]:
+def _apply(state: _State, changes: Sequence[NoteChange]) -> tuple[_State, list[str]]:
     """Return what changes make of the notes, and what to warn of."""
     notes, warnings = dict(state.notes), []
     for change in changes:
@@ -190,7 +190,7 @@ def _apply(state: _State, changes: Sequence[Change]) -> tuple[_State, list[str]]
     return replace(state, notes=notes), warnings
 
 
-def _change(given: Change) -> Change:
+def _change(given: NoteChange) -> NoteChange:
     """Return a change in one form: the same payload has the same bytes. Raises `InvalidRequest`."""
     operation, kind = given.operation.strip().lower(), given.entity_type.strip().lower()
     if operation not in _OPERATIONS:
@@ -199,7 +199,7 @@ def _change(given: Change) -> Change:
     if len(given.payload) > _PAYLOAD or len(given.reason) > _REASON:
         raise InvalidRequest(f"a payload has at most {_PAYLOAD} characters, a reason {_REASON}")
     payload = "" if operation == "delete" else _canonical(given.payload)
-    return Change(operation, kind, given.entity_id, payload, given.reason.strip())
+    return NoteChange(operation, kind, given.entity_id, payload, given.reason.strip())
 
 
 def _canonical(payload: str) -> str:

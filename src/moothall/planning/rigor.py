@@ -51,7 +51,7 @@ class Build(_Read):
     ok: bool = False
 
 
-class Ran(_Read):
+class SuiteRun(_Read):
     """A run of tests; `coverage` is of the lines, 0 to 1."""
 
     ok: bool = False
@@ -76,13 +76,13 @@ class Static(_Read):
     sonar: Sonar = Sonar()
 
 
-class Report(_Read):
+class JobReport(_Read):
     """What was run for a job. A part that is None was not."""
 
     build: Build | None = None
-    unit: Ran | None = None
+    unit: SuiteRun | None = None
     static: Static | None = None
-    e2e: Ran | None = None
+    e2e: SuiteRun | None = None
 
 
 class Rating(_Read):
@@ -101,7 +101,7 @@ def levels() -> Mapping[str, Level]:
     return TypeAdapter(dict[str, Level]).validate_python(yaml.safe_load(text))
 
 
-def rate(report: Report, level_name: str = "") -> Rating:
+def rate(report: JobReport, level_name: str = "") -> Rating:
     """Return how good the evidence is. Raises `InvalidRequest` for a level that there is not."""
     name = level_name.strip().upper() or DEFAULT_LEVEL
     level = levels().get(name)
@@ -123,7 +123,7 @@ def rate(report: Report, level_name: str = "") -> Rating:
     return Rating(score=score, rigor=name, reasons=(*(f"blocks: {said}" for said in blocking), *reasons), decision=decision)
 
 
-def _find_blockers(report: Report, level: Level) -> Iterator[str]:
+def _find_blockers(report: JobReport, level: Level) -> Iterator[str]:
     for part in level.required:
         if _evidence(part, report) is None:
             yield f"no evidence of {part}, which this level requires"
@@ -131,24 +131,24 @@ def _find_blockers(report: Report, level: Level) -> Iterator[str]:
         yield "the build failed"
 
 
-def _evidence(part: Part, report: Report) -> object:
+def _evidence(part: Part, report: JobReport) -> object:
     """Return what there is of a part, None where there is nothing. A run of no tests is none."""
     found = getattr(report, "unit" if part == "coverage" else part)
-    if isinstance(found, Ran):
+    if isinstance(found, SuiteRun):
         return found if found.passed + found.failed else None
     return found
 
 
-def _share(part: Part, report: Report, level: Level) -> tuple[float, str]:
+def _share(part: Part, report: JobReport, level: Level) -> tuple[float, str]:
     """Return how much of a part's points it has, 0 to 1, and why not all."""
     found = _evidence(part, report)
     if found is None:
         return 0.0, f"{part}: not run"
-    if part == "coverage" and isinstance(found, Ran):
+    if part == "coverage" and isinstance(found, SuiteRun):
         return min(
             1.0, found.coverage / level.coverage
         ), f"coverage: {found.coverage:.0%} of the lines, asked are {level.coverage:.0%}"
-    if isinstance(found, Ran):
+    if isinstance(found, SuiteRun):
         whole = found.ok and not found.failed
         return float(
             whole

@@ -13,7 +13,7 @@ from moothall.domain.plan import Remark
 from moothall.errors import InvalidRequest, Refused
 from moothall.planning.board import Board
 from moothall.planning.card import Card
-from moothall.planning.diffs import Line, read_diff
+from moothall.planning.diffs import DiffLine, read_diff
 from moothall.ports import Deliberations
 
 
@@ -62,7 +62,7 @@ async def remark(board: Board, desk: Deliberations, story_id: str, text: str, wh
     await remark_on(board, outcome, _find(outcome, place), text, who, key=key)
 
 
-async def remark_on(board: Board, outcome: Outcome, line: Line, text: str, who: Principal, *, key: str) -> None:
+async def remark_on(board: Board, outcome: Outcome, line: DiffLine, text: str, who: Principal, *, key: str) -> None:
     """Say something of a line that stands in a diff of this outcome. Raises `NotFound`, `InvalidRequest`."""
     on = Remark(outcome.task_id, line.path, line.number, line.text, "")
     await board.comment(outcome.story_id, text, who, key=key, on=on)
@@ -75,7 +75,7 @@ def _check_task(card: Card) -> str:
     return task_id
 
 
-def _find(outcome: Outcome, place: Spot) -> Line:
+def _find(outcome: Outcome, place: Spot) -> DiffLine:
     result = _candidate(outcome.results, place.rank)
     if result is None:
         raise InvalidRequest(f"task {outcome.task_id} has no candidate {place.rank or 1}; it has {len(outcome.results)}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from moothall.config import Workspace as Settings
 from moothall.errors import NotFound, RepositoryError, Temporary
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.gitcmd import GitRunner, OutputCaps, TooLarge, over_limit
+from moothall.repositories.gitcmd import FetchTooLarge, GitRunner, OutputCaps, over_limit
 
 _SHA = re.compile(r"[0-9a-f]{40}")
 _HAVES, _DEEPEST = 64, 3
@@ -68,7 +68,7 @@ async def make_bundle(
     if "empty bundle" in answer.err:
         return 0
     if answer.status and over_limit(answer.err):
-        raise TooLarge(f"a bundle may have at most {settings.max_repository_bytes} bytes (workspace.max_repository_bytes)")
+        raise FetchTooLarge(f"a bundle may have at most {settings.max_repository_bytes} bytes (workspace.max_repository_bytes)")
     if answer.status:
         raise RepositoryError(f"the commit {wants[0][:12]} cannot be bundled: {answer.reason}")
     return (await asyncio.to_thread(file.stat)).st_size

@@ -18,11 +18,11 @@ from moothall.config import Workspace as Settings
 from moothall.domain.repository import Patch
 from moothall.errors import MergeConflict, NotFound, PatchRefused, RepositoryError, WorkspaceFailed
 from moothall.repositories import rules
-from moothall.repositories.gitcmd import TRIES, GitAnswer, GitRunner, OutputCaps, TooLarge, over_limit
+from moothall.repositories.gitcmd import TRIES, FetchTooLarge, GitAnswer, GitRunner, OutputCaps, over_limit
 from moothall.repositories.objects import (
     Change,
     Commit,
-    Entry,
+    TreeEntry,
     content_of,
     ignored_paths,
     raw_change,
@@ -59,7 +59,7 @@ class TrustedClone:
         self.path = path
         self._settings = settings
         self._git = runner or GitRunner(path.parent, settings.git_seconds)
-        self._trees: dict[str, tuple[tuple[Entry, ...], Mapping[str, str]]] = {}
+        self._trees: dict[str, tuple[tuple[TreeEntry, ...], Mapping[str, str]]] = {}
         self._limits = rules.ChangeLimits(
             files=settings.max_patch_files, file_bytes=settings.max_file_bytes, total_bytes=4 * settings.max_file_bytes
         )
@@ -113,7 +113,7 @@ class TrustedClone:
         if answer.status:
             failed = f"cannot fetch {ref!r} from {source!r}: {answer.reason}"
             if over_limit(answer.err):
-                raise TooLarge(f"{failed} (a repository may have at most {self._settings.max_repository_bytes} bytes)")
+                raise FetchTooLarge(f"{failed} (a repository may have at most {self._settings.max_repository_bytes} bytes)")
             raise RepositoryError(failed)
         try:
             sha = (await self._run("rev-parse", "--verify", "--end-of-options", f"{landing}^{{commit}}")).strip().decode()
@@ -149,7 +149,7 @@ class TrustedClone:
         """Return the paths of a commit in git's order. Raises `RepositoryError` for a tree that can't be used."""
         return tuple(entry.path for entry in await self.entries(sha))
 
-    async def entries(self, sha: str) -> tuple[Entry, ...]:
+    async def entries(self, sha: str) -> tuple[TreeEntry, ...]:
         """Return the checked tree of a commit: mode, object, size and path of each file."""
         return (await self._tree(sha))[0]
 
@@ -157,7 +157,7 @@ class TrustedClone:
         """Return the submodules of a commit: path → the commit that is recorded."""
         return (await self._tree(sha))[1]
 
-    async def _tree(self, sha: str) -> tuple[tuple[Entry, ...], Mapping[str, str]]:
+    async def _tree(self, sha: str) -> tuple[tuple[TreeEntry, ...], Mapping[str, str]]:
         if sha not in self._trees:
             entries = await asyncio.to_thread(
                 read_tree, self._git, self.path, _check_sha(sha), self._settings.max_repository_bytes
@@ -372,7 +372,7 @@ class TrustedClone:
         await self._run("update-ref", f"refs/moothall/patches/{commit_sha}", commit_sha)
         return Patch(base_sha, commit_sha, text, tuple(paths), tuple(path for path in paths if rules.is_test(path)))
 
-    async def _not_ignored(self, old: Mapping[str, Entry], changes: Sequence[Change]) -> list[Change]:
+    async def _not_ignored(self, old: Mapping[str, TreeEntry], changes: Sequence[Change]) -> list[Change]:
         wanted = [change for change in changes if change.path in old or not rules.matches(_LEFT_OUT, change.path)]
         rules.check_changes([rules.RawChange(change.path) for change in wanted], rules.ChangeLimits(files=len(wanted)))
         fresh = [change.path for change in wanted if change.path not in old and change.content is not None]

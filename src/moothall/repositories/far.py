@@ -17,7 +17,7 @@ from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, NotFound, Temporary
 from moothall.repositories.bundles import newest
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.lending import HOUSE, Ask, Lender, Offer, Said, ask
+from moothall.repositories.lending import HOUSE, Ask, BundleOffer, Lender, Said, ask
 from moothall.repositories.registry import Registered
 from moothall.repositories.trusted import TrustedRepositories
 
@@ -39,7 +39,11 @@ class FarRepositories(TrustedRepositories):
         haves = await self._haves(ref)
         wanted = {"ask": "base", "repository": ref.id, "ref": ref.ref, "tenant": tenant, "haves": haves}
         said = await ask(self._bus, HOUSE, wanted)
-        base, entry, offer = codec.load(Base, said.get("base")), _record(said.get("entry")), codec.load(Offer, said.get("offer"))
+        base, entry, offer = (
+            codec.load(Base, said.get("base")),
+            _record(said.get("entry")),
+            codec.load(BundleOffer, said.get("offer")),
+        )
         if (entry.id, entry.tenant, base.repository, base.sha) != (ref.id, tenant, ref.id, ref.ref):
             raise Temporary("the house answered for another commit than the one that it was asked for")
         await self._take(self._clone(await asyncio.to_thread(self._remember, entry)), offer)
@@ -65,7 +69,7 @@ class FarRepositories(TrustedRepositories):
         self.registry.add(known)
         return known
 
-    async def _take(self, clone: TrustedClone, offer: Offer) -> None:
+    async def _take(self, clone: TrustedClone, offer: BundleOffer) -> None:
         async with self._bringing[str(clone.path)]:
             if not all([await clone.has(sha) for sha in offer.wants]):
                 await self._lender.take(self._bus, clone, offer)
@@ -73,7 +77,7 @@ class FarRepositories(TrustedRepositories):
     async def _fetch(self, clone: TrustedClone, entry: Registered, ref: str) -> str:
         wanted = {"ask": "commit", "repository": entry.id, "ref": ref, "tenant": entry.tenant, "haves": await newest(clone)}
         said = await ask(self._bus, HOUSE, wanted)
-        await self._take(clone, codec.load(Offer, said.get("offer")))
+        await self._take(clone, codec.load(BundleOffer, said.get("offer")))
         sha = str(said.get("sha"))
         await clone.entries(sha)
         return sha
@@ -137,7 +141,7 @@ class RepositoryServer:
     async def _push(self, asked: Said) -> Said:
         repository, tenant, base_sha, sha, branch = _words(asked, "repository", "tenant", "base_sha", "sha", "branch")
         self._repositories.registry.get(repository, tenant)
-        offer = codec.load(Offer, asked.get("offer"))
+        offer = codec.load(BundleOffer, asked.get("offer"))
         await self._lender.take(self._bus, self._repositories.clone(repository), offer)
         name, origin = await self._repositories.push(repository, base_sha, sha, branch)
         return {"branch": name, "origin": origin}
@@ -150,7 +154,7 @@ def patches_of_hosts(repositories: TrustedRepositories, lender: Lender, bus: Ask
         tenant = repositories.registry.find(repository).tenant
         wanted = {"ask": "patch", "repository": repository, "tenant": tenant, "sha": sha, "base_sha": base_sha}
         said, _ = await bus(HOSTS, wanted, _PATCH_SECONDS)
-        await lender.take(bus, repositories.clone(repository), codec.load(Offer, said.get("offer")))
+        await lender.take(bus, repositories.clone(repository), codec.load(BundleOffer, said.get("offer")))
 
     repositories.fetch_missing = bring
 

@@ -95,7 +95,7 @@ _FILE = (
 )
 
 
-class TooLarge(RepositoryError):
+class FetchTooLarge(RepositoryError):
     """A fetch hit its limit."""
 
 

@@ -23,7 +23,7 @@ from moothall.domain.topic import Channel, Topic
 from moothall.errors import BusUnavailable, MoothallError, Permanent, Temporary
 from moothall.repositories.bundles import make_bundle, shallow_of, take_bundle, with_submodules
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.gitcmd import GitRunner, TooLarge
+from moothall.repositories.gitcmd import FetchTooLarge, GitRunner
 from moothall.repositories.scratch import scratch
 
 HOUSE = Channel.REPOSITORIES.of("house")
@@ -39,7 +39,7 @@ _KEPT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class BundleOffer:
     """What is there to be taken. `bundle` names it at its `holder`, '' where the other side has all; `size` in bytes; `shallow`: where the
     history ends.
     """
@@ -82,7 +82,7 @@ class Lender:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._stack.close()
 
-    async def offer(self, clone: TrustedClone, shas: Sequence[str], haves: Sequence[str]) -> Offer:
+    async def offer(self, clone: TrustedClone, shas: Sequence[str], haves: Sequence[str]) -> BundleOffer:
         """Return what leads to these commits and those of their submodules. Raises `NotFound`, `RepositoryError`."""
         wants = await with_submodules(clone, shas)
         name = digest(str(clone.path), *sorted(wants), "", *sorted(set(haves)))
@@ -98,8 +98,8 @@ class Lender:
             kept.used = time.monotonic()
             asyncio.get_running_loop().call_later(_KEPT_SECONDS + 1, self._drop_old)
         if not size:
-            return Offer(tuple(wants))
-        return Offer(tuple(wants), name, size, self.holder, shallow_of(clone))
+            return BundleOffer(tuple(wants))
+        return BundleOffer(tuple(wants), name, size, self.holder, shallow_of(clone))
 
     async def soon(self, asked: Said, work: Callable[[Said], Awaitable[Said]]) -> Said:
         """Return what `work` answers, an error as words, or that it takes longer: whoever asks the same again then goes on waiting."""
@@ -127,14 +127,14 @@ class Lender:
         kept.used = time.monotonic()
         return {}, await asyncio.to_thread(_read, kept.file, offset)
 
-    async def take(self, bus: Ask, clone: TrustedClone, offer: Offer) -> None:
-        """Bring what another offers into a clone. Raises `TooLarge`, `Temporary`."""
+    async def take(self, bus: Ask, clone: TrustedClone, offer: BundleOffer) -> None:
+        """Bring what another offers into a clone. Raises `FetchTooLarge`, `Temporary`."""
         if not offer.bundle:
             await take_bundle(self._git, clone, self._settings, None, wants=offer.wants)
             return
         most = self._settings.max_repository_bytes
         if offer.size > most:
-            raise TooLarge(
+            raise FetchTooLarge(
                 f"a bundle of {offer.size} bytes is offered; at most {most} are taken (workspace.max_repository_bytes)"
             )
         with scratch() as folder:
@@ -174,7 +174,7 @@ async def ask(bus: Ask, topic: Topic, asked: Said, patience: float = _PATIENCE_S
     return said
 
 
-async def _pull(bus: Ask, offer: Offer, file: Path) -> None:
+async def _pull(bus: Ask, offer: BundleOffer, file: Path) -> None:
     topic = Channel.REPOSITORIES.of(offer.holder)
 
     async def part(offset: int) -> bytes:

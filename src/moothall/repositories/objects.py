@@ -20,7 +20,7 @@ _LINK_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TreeEntry:
     """A file of a commit, or a submodule; `target` is where a symlink points to, `size` is in bytes."""
 
     path: str
@@ -55,7 +55,7 @@ class Commit:
 
 
 @again
-def read_tree(git: GitRunner, repository: Path, sha: str, max_bytes: int) -> tuple[Entry, ...]:
+def read_tree(git: GitRunner, repository: Path, sha: str, max_bytes: int) -> tuple[TreeEntry, ...]:
     """Return every file and submodule of a commit in git's order; raises `RepositoryError` for what we don't take in."""
     with git.stream("ls-tree", "-r", "-z", "-l", "--full-tree", sha, cwd=repository) as out:
         entries = [_entry(record) for record in out.read().split(b"\0")[:-1]]
@@ -79,7 +79,7 @@ def read_blobs(git: GitRunner, repository: Path, oids: Sequence[str], limit: int
 
 
 @again
-def write_files(git: GitRunner, repository: Path, entries: Sequence[Entry], dest: Path, seconds: float) -> None:
+def write_files(git: GitRunner, repository: Path, entries: Sequence[TreeEntry], dest: Path, seconds: float) -> None:
     """Write checked entries below `dest`, which must be empty or absent; on failure nothing stays."""
     dest.mkdir(parents=True, exist_ok=True)
     if any(dest.iterdir()):
@@ -104,7 +104,7 @@ def write_files(git: GitRunner, repository: Path, entries: Sequence[Entry], dest
         raise
 
 
-async def ignored_paths(git: GitRunner, repository: Path, lists: Sequence[Entry], paths: Sequence[str]) -> frozenset[str]:
+async def ignored_paths(git: GitRunner, repository: Path, lists: Sequence[TreeEntry], paths: Sequence[str]) -> frozenset[str]:
     """Return those of `paths` that these .gitignore files name."""
     if not paths or not lists:
         return frozenset()
@@ -163,23 +163,23 @@ class _Reader:
         return chunk
 
 
-def _entry(record: bytes) -> Entry:
+def _entry(record: bytes) -> TreeEntry:
     head, _, raw = record.partition(b"\t")
     mode, _, oid, size = head.decode().split()
     try:
-        return Entry(raw.decode(), mode, oid, int(size) if size != "-" else 0)
+        return TreeEntry(raw.decode(), mode, oid, int(size) if size != "-" else 0)
     except UnicodeDecodeError as error:
         raise RepositoryError(f"the repository can't be used: the path {raw[:200]!r} is not UTF-8") from error
 
 
-def _with_target(entry: Entry, blob: bytes) -> Entry:
+def _with_target(entry: TreeEntry, blob: bytes) -> TreeEntry:
     target = blob.decode(errors="surrogateescape")
     if reason := rules.why_target(entry.path, target):
         raise RepositoryError(f"the repository can't be used: {entry.path[:200]!r}: {reason}")
     return replace(entry, target=target)
 
 
-def _check(entries: Sequence[Entry], max_bytes: int) -> None:
+def _check(entries: Sequence[TreeEntry], max_bytes: int) -> None:
     total = sum(entry.size for entry in entries)
     if total > max_bytes:
         raise RepositoryError(f"the repository's files have {total} bytes; at most {max_bytes} are allowed")
@@ -200,7 +200,7 @@ def _check(entries: Sequence[Entry], max_bytes: int) -> None:
         seen.add(entry.path)
 
 
-def content_of(entry: Entry | None) -> tuple[str, str] | None:
+def content_of(entry: TreeEntry | None) -> tuple[str, str] | None:
     """Return what is equal for files that are the same, None where there is none."""
     return entry.content if entry else None
 
@@ -211,7 +211,7 @@ def replaces_folder(old: Sequence[str], new: Sequence[str]) -> bool:
     return not folders.isdisjoint(new)
 
 
-def raw_entry(path: str, old: Entry | None, new: Entry | None) -> rules.RawChange:
+def raw_entry(path: str, old: TreeEntry | None, new: TreeEntry | None) -> rules.RawChange:
     """Return a path's change from one tree to another."""
     before = old.mode if old else rules.ABSENT
     if new is None:
@@ -219,7 +219,7 @@ def raw_entry(path: str, old: Entry | None, new: Entry | None) -> rules.RawChang
     return rules.RawChange(path, before, new.mode, new.target, new.size)
 
 
-def raw_change(change: Change, old: Mapping[str, Entry]) -> rules.RawChange:
+def raw_change(change: Change, old: Mapping[str, TreeEntry]) -> rules.RawChange:
     """Return what a change does to the tree that has the entries `old`."""
     before = old[change.path].mode if change.path in old else rules.ABSENT
     if change.content is None:

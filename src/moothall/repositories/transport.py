@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from moothall.errors import ConfigurationError, InvalidRequest, Refused, RepositoryError
-from moothall.repositories.gitcmd import GitRunner, TooLarge
+from moothall.repositories.gitcmd import FetchTooLarge, GitRunner
 from moothall.repositories.registry import Registered
 from moothall.telemetry import get_logger
 
@@ -71,7 +71,7 @@ def hide_reason(url: str) -> Iterator[None]:
     """Say of a URL that a stranger named only that it failed: closed, silent, not there or no repository is nothing for them."""
     try:
         yield
-    except TooLarge:
+    except FetchTooLarge:
         raise
     except RepositoryError as error:
         log.info("a repository that is not registered cannot be fetched", url=url[:200], reason=error.message)

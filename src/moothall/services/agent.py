@@ -9,9 +9,9 @@ from typing import Any
 import psutil
 
 import moothall
-from moothall.agents.direct import Ran
+from moothall.agents.direct import ToolRun
 from moothall.agents.queries import Mode, Query, SessionContext, Wanted
-from moothall.agents.service import AgentTasks, Report, Update
+from moothall.agents.service import AgentTasks, QueryUpdate, Report
 from moothall.config import Models
 from moothall.domain.ids import new_task_id
 from moothall.domain.overview import Condition
@@ -88,7 +88,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
         state = pb.AGENT_STATE_PLANNING
         async with aclosing(self._tasks.steps(query, caller())) as steps:
             async for step in steps:
-                if isinstance(step, Update):
+                if isinstance(step, QueryUpdate):
                     yield _update(query, step, state)
                     state = pb.AGENT_STATE_EXECUTING
                     continue
@@ -200,7 +200,7 @@ def _query(request: pb.ExecuteTaskRequest) -> Query:
     )
 
 
-def _update(query: Query, step: Update, state: pb.AgentState.ValueType) -> pb.TaskUpdate:
+def _update(query: Query, step: QueryUpdate, state: pb.AgentState.ValueType) -> pb.TaskUpdate:
     return pb.TaskUpdate(
         task_id=query.task_id,
         state=state,
@@ -216,7 +216,7 @@ def _call(wanted: Wanted, tool_id: str) -> common.ToolCall:
     return common.ToolCall(name=wanted.tool, parameters=convert.struct(wanted.arguments), tool_id=tool_id)
 
 
-def _result(ran: Ran) -> common.ToolResult:
+def _result(ran: ToolRun) -> common.ToolResult:
     result = ran.result
     return common.ToolResult(
         tool_id=ran.tool_id,

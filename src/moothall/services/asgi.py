@@ -44,7 +44,7 @@ class ServerLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ListenAddress:
     """Where to listen. `port` None: `default`, and nowhere if that is taken. `what` is served there, as section `section` says."""
 
     what: str
@@ -54,7 +54,7 @@ class Address:
     default: int
 
 
-class Connection(HttpToolsProtocol):
+class ClientConnection(HttpToolsProtocol):
     """A client. uvicorn itself has no limit on heads, on the time that one takes, nor on a client that takes no answer."""
 
     def __init__(self, config: Config, state: ServerState, limits: ServerLimits) -> None:
@@ -128,7 +128,7 @@ class Connection(HttpToolsProtocol):
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, address: Address, limits: ServerLimits, context: ssl.SSLContext | None = None
+    app: ASGIApp, address: ListenAddress, limits: ServerLimits, context: ssl.SSLContext | None = None
 ) -> AsyncIterator[int]:
     """Serve until the context ends; yields the port, 0 where the default one is taken, which is logged.
 
@@ -146,7 +146,7 @@ async def serving(
 
     config = Config(
         log_failures,
-        http=Connection,
+        http=ClientConnection,
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -179,12 +179,12 @@ def _make_room(connections: int) -> None:
 
 
 async def _listen(
-    config: Config, state: ServerState, address: Address, limits: ServerLimits, context: ssl.SSLContext | None
+    config: Config, state: ServerState, address: ListenAddress, limits: ServerLimits, context: ssl.SSLContext | None
 ) -> asyncio.Server | None:
     wanted = address.default if address.port is None else address.port
     try:
         return await asyncio.get_running_loop().create_server(
-            lambda: Connection(config, state, limits),
+            lambda: ClientConnection(config, state, limits),
             address.host,
             wanted,
             ssl=context,

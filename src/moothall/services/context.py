@@ -12,7 +12,7 @@ from moothall.domain.ids import check_id, read_role
 from moothall.errors import InvalidRequest
 from moothall.pb.context.v1 import context_pb2 as pb
 from moothall.pb.context.v1 import context_pb2_grpc as pb_grpc
-from moothall.planning.notes import Change, Update
+from moothall.planning.notes import NoteChange, Update
 from moothall.planning.scopes import scopes
 from moothall.services.doors import Doors
 from moothall.services.identity import caller
@@ -53,7 +53,8 @@ class Context(pb_grpc.ContextServiceServicer):
             story_id=request.story_id,
             role=request.role,
             changes=tuple(
-                Change(item.operation, item.entity_type, item.entity_id, item.payload, item.reason) for item in request.changes
+                NoteChange(item.operation, item.entity_type, item.entity_id, item.payload, item.reason)
+                for item in request.changes
             ),
             task_id=request.task_id,
             at=request.timestamp,

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from moothall import config, telemetry
 from moothall.errors import ConfigurationError
-from moothall.services.asgi import Address, ServerLimits, serving
+from moothall.services.asgi import ListenAddress, ServerLimits, serving
 from moothall.services.identity import is_loopback
 from moothall.services.rest.edge import host_name
 from moothall.telemetry.figures import AnyFigure, Histogram, Snapshot
@@ -66,7 +66,7 @@ async def figures_page(
         page = encode(cast("CollectorRegistry", _Families(snapshots())))
         return Response(page, headers={"Content-Type": content_type})
 
-    address = Address("figures", "metrics", settings.host, settings.port, DEFAULT_PORT)
+    address = ListenAddress("figures", "metrics", settings.host, settings.port, DEFAULT_PORT)
     async with serving(Starlette(routes=[Route("/metrics", answer)]), address, ServerLimits()) as port:
         yield port
 

@@ -10,7 +10,7 @@ from moothall.domain.codec import load
 from moothall.errors import InvalidRequest
 from moothall.pb.workspace.v1 import workspace_pb2 as pb
 from moothall.pb.workspace.v1 import workspace_pb2_grpc as pb_grpc
-from moothall.planning.rigor import Report, rate
+from moothall.planning.rigor import JobReport, rate
 
 _SCORED = ("build", "unit", "static", "e2e")
 
@@ -28,7 +28,7 @@ class Scoring(pb_grpc.WorkspaceServiceServicer):
             for name in _SCORED
             if said.HasField(name)  # type: ignore[arg-type]
         }
-        found = rate(load(Report, parts), request.rigor_level)
+        found = rate(load(JobReport, parts), request.rigor_level)
         return pb.ScoreWorkspaceResponse(
             score=found.score, rigor=found.rigor, reasons=found.reasons, gating_decision=found.decision
         )

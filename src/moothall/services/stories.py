@@ -13,7 +13,7 @@ from moothall.errors import InvalidRequest, Refused
 from moothall.pb.planning.v1 import planning_pb2 as pb
 from moothall.pb.planning.v1 import planning_pb2_grpc as pb_grpc
 from moothall.planning.card import PASSED, Card
-from moothall.planning.coach import Draft
+from moothall.planning.coach import StoryDraft
 from moothall.planning.lifecycle import Blocked
 from moothall.planning.outline import outline_of, outlines_of
 from moothall.planning.planner import plan_of
@@ -39,7 +39,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
     async def create(self, request: pb.CreateStoryRequest, key: str) -> pb.CreateStoryResponse:
         """Put a story on the board; `key` names the request among the tenant's."""
         card = await self._board.create(
-            Draft(request.title, request.brief, tuple(request.ac)),
+            StoryDraft(request.title, request.brief, tuple(request.ac)),
             caller(),
             key=key,
             repository=request.repository,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moothall.council.front.author import Author, Written
+from moothall.council.front.author import Author, WrittenStory
 from moothall.pb.storycoach.v1 import storycoach_pb2 as pb
 from moothall.pb.storycoach.v1 import storycoach_pb2_grpc as pb_grpc
 from moothall.planning import coach
@@ -30,8 +30,8 @@ class StoryCoach(pb_grpc.StoryCoachServiceServicer):
         return pb.SuggestStoryResponse(**_fields(await self._author.suggest(request.goal, caller())))
 
 
-def _draft(request: pb.ScoreStoryRequest | pb.RefineStoryRequest) -> coach.Draft:
-    return coach.Draft(request.title, request.description, tuple(request.ac))
+def _draft(request: pb.ScoreStoryRequest | pb.RefineStoryRequest) -> coach.StoryDraft:
+    return coach.StoryDraft(request.title, request.description, tuple(request.ac))
 
 
 def _score(found: coach.Score) -> pb.ScoreStoryResponse:
@@ -39,7 +39,7 @@ def _score(found: coach.Score) -> pb.ScoreStoryResponse:
     return pb.ScoreStoryResponse(total=found.total, findings=findings)
 
 
-def _fields(written: Written) -> dict[str, Any]:
+def _fields(written: WrittenStory) -> dict[str, Any]:
     draft = written.draft
     return {
         "title": draft.title,

@@ -21,7 +21,7 @@ from moothall.pb.tool.v1 import tool_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
 from moothall.services import convert
 from moothall.services.identity import caller
-from moothall.visits.visits import Opened, Visits
+from moothall.visits.visits import OpenedVisit, Visits
 from moothall.workflows.running import Workflows
 
 _LONGEST = timedelta(hours=1)
@@ -40,7 +40,7 @@ class Tools:
         self._parking = parking
         self._workflows = workflows
 
-    async def open(self, repository: RepositoryRef | None, role: str, ttl_seconds: int, persona: str) -> Opened:
+    async def open(self, repository: RepositoryRef | None, role: str, ttl_seconds: int, persona: str) -> OpenedVisit:
         """Open a workspace and hand out its token."""
         if repository is None or not (repository.id or repository.url):
             lacking = "missing" if repository is None else "empty"

@@ -25,7 +25,7 @@ _TYPES: dict[str, type] = {"string": str, "integer": int, "number": float, "bool
 _MOST_SECONDS = 300.0
 
 
-class Ran(Output):
+class ModuleOutput(Output):
     """What the module printed: `result` where it is JSON, else `text`. `said` is the end of its standard error."""
 
     result: Any = None
@@ -90,7 +90,7 @@ def _read(file: Path) -> WasmTool:
         name=f"wasm.{file.stem}",
         summary=manifest.summary,
         arguments=model,
-        output=Ran,
+        output=ModuleOutput,
         danger=Danger.READ,
         caps=Caps(manifest.seconds),
         requirements=Requirements(file_system="read" if paths else "none"),

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from moothall.config import Runner
-from moothall.domain.code import Ask, CodeBlock, CodeRun
+from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
@@ -46,7 +46,7 @@ class ExecutionOrder:
 class Execution:
     """How it ended."""
 
-    run: CodeRun
+    run: BlockRun
     tool_calls: int
 
 

@@ -14,7 +14,7 @@ from moothall.domain.ids import check_key
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Permanent, Refused
-from moothall.guard.audit import AuditLog, Entry
+from moothall.guard.audit import AuditEntry, AuditLog
 from moothall.ports import Bus
 from moothall.telemetry import get_logger
 from moothall.telemetry.events import write
@@ -94,7 +94,7 @@ class Requests:
 
     async def _answer(self, workspace: str, request_id: str, tool: str, status: ToolStatus, why: Permanent) -> None:
         """Tell the result of a request that never came to the gate."""
-        entry = Entry(_NOBODY, _NOBODY, workspace, SEAT, request_id, tool, "")
+        entry = AuditEntry(_NOBODY, _NOBODY, workspace, SEAT, request_id, tool, "")
         audit_id = await self.audit.append(entry)
         result = ToolResult(request_id, tool[:100], status, error=why.message[:2000], audit_id=audit_id)
         await self.audit.append(replace(entry, phase="finish", status=status))

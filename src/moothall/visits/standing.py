@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from moothall.domain.code import Ask, CodeBlock, CodeRun
+from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.evidence import CheckRun
 from moothall.domain.repository import Base, Patch, Prepared
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
@@ -118,7 +118,7 @@ class StandingWorkspace:
             self._wanted = diff
             self._reopen(workspace)
 
-    async def run_code(self, block: CodeBlock, ask: Ask) -> CodeRun:
+    async def run_code(self, block: CodeBlock, ask: Ask) -> BlockRun:
         """Run a block in CPython. It asks for calls meanwhile, so that it takes no turn of its own."""
         return await (await asyncio.shield(self._opened)).run_code(block, ask)
 

@@ -38,7 +38,7 @@ SEAT = "visitor"
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedVisit:
     """What the caller of `open` is given."""
 
     workspace: str
@@ -112,7 +112,9 @@ class Visits:
             visit.close.set()
         await self._group.__aexit__(kind, error, traceback)
 
-    async def open(self, who: Principal, repository: RepositoryRef, role: str, ttl_seconds: int = 0, persona: str = "") -> Opened:
+    async def open(
+        self, who: Principal, repository: RepositoryRef, role: str, ttl_seconds: int = 0, persona: str = ""
+    ) -> OpenedVisit:
         """Open a workspace on a repository for `ttl_seconds` (0: the default).
 
         Raises `InvalidRequest`, `NotFound`, `RateLimited` and what preparing and opening raise.
@@ -122,7 +124,7 @@ class Visits:
             raise InvalidRequest(f"ttl_seconds is {ttl_seconds}; allowed are 1 to {self._settings.token_seconds:.0f}")
         return await self._prepare(f"ws-{secrets.token_hex(8)}", who, Awaited(repository, role, persona), seconds)
 
-    async def _prepare(self, name: str, who: Principal, asked: Awaited, seconds: float) -> Opened:
+    async def _prepare(self, name: str, who: Principal, asked: Awaited, seconds: float) -> OpenedVisit:
         if len(self._visits) + self._opening >= self._settings.visits:
             raise RateLimited(f"{self._settings.visits} workspaces are open for callers; close one, or try later")
         asked = replace(asked, role=read_role(asked.role))
@@ -151,7 +153,7 @@ class Visits:
         workspace = StandingWorkspace(item.workspace, self._workspaces, prepared, self._gate.catalogue, diff)
         await self._open(workspace, who, item.role, item.persona, seconds)
 
-    async def _open(self, workspace: StandingWorkspace, who: Principal, role: str, persona: str, seconds: float) -> Opened:
+    async def _open(self, workspace: StandingWorkspace, who: Principal, role: str, persona: str, seconds: float) -> OpenedVisit:
         name = workspace.id
         close = asyncio.Event()
         keeper = self._group.create_task(workspace.keep(close), name=f"keep {name}")
@@ -178,7 +180,7 @@ class Visits:
         slots = asyncio.Semaphore(self._settings.seat_in_flight)
         self._visits[name] = _Visit(seat, workspace, close, keeper, slots, _answers(self._settings.visit_result_bytes))
         self._group.create_task(self._end(name, seconds), name=f"end {name}")
-        return Opened(name, seat.token, deadline)
+        return OpenedVisit(name, seat.token, deadline)
 
     async def _end(self, name: str, seconds: float) -> None:
         """Close a visit when its time is over, or when its caller said so."""

@@ -88,7 +88,7 @@ async def hold_or_find(data_dir: Path, tell: Tell, stack: AsyncExitStack) -> dir
     try:
         async with asyncio.timeout(_ATTACH_SECONDS):
             while True:
-                with suppress(directory.Taken):
+                with suppress(directory.DirectoryTaken):
                     stack.enter_context(directory.hold(data_dir))
                     return None
                 if (address := directory.find(data_dir)) is not None:

@@ -77,7 +77,7 @@ def _alone(data_dir: Path) -> Iterator[str]:
             else:
                 yield "a process has workspaces open here; wait for it" if at_work(data_dir) else ""
             return
-    except directory.Taken:
+    except directory.DirectoryTaken:
         pass
     address = directory.find(data_dir)
     yield f"process {address.pid} serves {data_dir}; stop it first" if address else f"another moothall starts on {data_dir}"
@@ -105,7 +105,7 @@ async def prune(settings: Settings, keep: int, tell: Callable[[str], None]) -> P
         with directory.hold(settings.data_dir):
             if not others:
                 preparations = await prune_preparations(settings.data_dir, settings.workspace.keep_days)
-    except directory.Taken:
+    except directory.DirectoryTaken:
         others = True
     if others:
         tell("checkouts and environments stay: a process serves this data directory and may be working on them")

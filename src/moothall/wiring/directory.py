@@ -26,13 +26,13 @@ class Address:
     page: str = ""
 
 
-class Taken(Exception):
+class DirectoryTaken(Exception):
     """Another process serves this data directory."""
 
 
 @contextmanager
 def hold(data_dir: Path) -> Iterator[None]:
-    """Hold the data directory, or raise `Taken`. The kernel lets go when the process ends, however it ends."""
+    """Hold the data directory, or raise `DirectoryTaken`. The kernel lets go when the process ends, however it ends."""
     with ExitStack() as stack:
         try:
             data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -40,7 +40,7 @@ def hold(data_dir: Path) -> Iterator[None]:
         except OSError as error:
             raise ConfigurationError(f"the data directory {data_dir} cannot be used: {error.strerror}") from error
         if not free:
-            raise Taken
+            raise DirectoryTaken
         withdraw(data_dir)  # of one who was killed
         yield
 

@@ -29,7 +29,7 @@ _ASK_SECONDS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedRepository:
     """Which repository a caller named: a path, a URL or an id, its ref, a file with its profile; or none, with `text`."""
 
     repo: str = ""
@@ -44,7 +44,9 @@ class Named:
             raise InvalidRequest(f"--text is about no repository; leave it or {wrong[0]} out")
 
 
-async def check_early(settings: Settings, request: DeliberationRequest, named: Named, tell: Callable[[str], None]) -> bool:
+async def check_early(
+    settings: Settings, request: DeliberationRequest, named: NamedRepository, tell: Callable[[str], None]
+) -> bool:
     """Refuse what cannot be right: a request that contradicts itself, a model server that is away or says no.
 
     Returns whether a model server was asked: one of ours, or the one of a process that serves this data directory, is not.

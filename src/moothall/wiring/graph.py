@@ -172,7 +172,7 @@ async def rebuild(settings: Settings, on_batch: Callable[[int, int], None], *, l
     async with AsyncExitStack() as stack:
         try:
             stack.enter_context(directory.hold(settings.data_dir))
-        except directory.Taken as error:
+        except directory.DirectoryTaken as error:
             raise ConfigurationError(
                 f"another process writes the graph of {settings.data_dir}; stop it and run this again"
             ) from error
@@ -204,7 +204,7 @@ async def _free(settings: Settings, stack: AsyncExitStack) -> bool:
             while True:
                 try:
                     stack.enter_context(directory.hold(settings.data_dir))
-                except directory.Taken:
+                except directory.DirectoryTaken:
                     if settings.graph.url is not None or await asyncio.to_thread(os.path.exists, _socket(settings.data_dir)):
                         return False
                     await asyncio.sleep(_LOOK_SECONDS)

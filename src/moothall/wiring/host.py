@@ -16,7 +16,7 @@ from moothall.config import Metrics, Settings, secret_values
 from moothall.config.models import DEFAULT
 from moothall.council.prompting.survey import Surveyor
 from moothall.council.protocols import Parts
-from moothall.council.recording import Named
+from moothall.council.recording import NamedModel
 from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
 from moothall.errors import ConfigurationError
@@ -111,7 +111,7 @@ async def _host(
             remote_agents = await stack.enter_async_context(open_remote_agents(settings.agents))
         parts = Parts(
             model=models[DEFAULT],
-            named={name: Named(llm, models[name]) for name, llm in settings.models.items()},
+            named={name: NamedModel(llm, models[name]) for name, llm in settings.models.items()},
             remote_agents=remote_agents,
             gate=Gate(settings.guard, audit, bus.publish, rules),
             workspaces=Leaving(hands.workspaces, rules.close_workspace),

@@ -74,7 +74,7 @@ async def open_house(settings: Settings, tell: Tell, *, serving: bool = False, a
         if own:
             address = await hold_or_find(settings.data_dir, tell, stack)
         elif roles == ALL:  # others may work here beside it
-            with suppress(directory.Taken):
+            with suppress(directory.DirectoryTaken):
                 stack.enter_context(directory.hold(settings.data_dir))
                 own = True
         if address is not None and serving:
@@ -104,7 +104,7 @@ async def _watch_owner(data_dir: Path) -> None:
         try:
             with directory.hold(data_dir):
                 break
-        except directory.Taken:
+        except directory.DirectoryTaken:
             continue
     raise BusUnavailable(
         f"the process that served {data_dir} ended; run the command again with the same --task-id, the work goes on"

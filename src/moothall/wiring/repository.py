@@ -28,7 +28,7 @@ from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.ownfile import commands_of, to_toml, write_own
 from moothall.repositories.profile import OWN_FILE, Commands, parse_own
 from moothall.sandbox.probe import check_walls
-from moothall.wiring.early import Named
+from moothall.wiring.early import NamedRepository
 from moothall.wiring.trusted import open_hands, trusted_repositories
 from moothall.workspace.layout import uses_environment
 from moothall.workspace.toolchains import choose
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # imported where a server is asked
 _SHOWN = 5
 
 
-async def find_repository(settings: Settings, named: Named) -> RepositoryRef | None:
+async def find_repository(settings: Settings, named: NamedRepository) -> RepositoryRef | None:
     """Return the repository that was named, or the one round the current folder; None where that is in none."""
     named.check()
     if named.text:
@@ -169,7 +169,7 @@ async def line_origin(settings: Settings, where: str, ref: str, path: str, line:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class RepositoryCheck:
     """What came of it. `prepared` is None where `failure` says why; `files` is where a profile could be written."""
 
     base: Base
@@ -190,7 +190,7 @@ class Checked:
         return to_toml(commands_of(self.base.profile))
 
 
-async def check_repository(settings: Settings, named: Named, tell: Callable[[str], None]) -> Checked:
+async def check_repository(settings: Settings, named: NamedRepository, tell: Callable[[str], None]) -> RepositoryCheck:
     """Resolve, set up and run the base. Raises what keeps it from being looked at at all; a set-up that fails is a value."""
     began = time.monotonic()
     ref = await find_repository(settings, named)
@@ -203,7 +203,7 @@ async def check_repository(settings: Settings, named: Named, tell: Callable[[str
         prepared = await _prepare(settings, ref, tell)
     except* RepositoryError as group:
         failure = RepositoryError("\n".join(dict.fromkeys(map(str, leaves(group)))))
-    return Checked(base, prepared, failure, time.monotonic() - began, said, files_of(settings, ref))
+    return RepositoryCheck(base, prepared, failure, time.monotonic() - began, said, files_of(settings, ref))
 
 
 async def _prepare(settings: Settings, ref: RepositoryRef, tell: Callable[[str], None]) -> Prepared:
@@ -214,7 +214,7 @@ async def _prepare(settings: Settings, ref: RepositoryRef, tell: Callable[[str],
         return await hands.repositories.prepare(await hands.repositories.resolve(ref), tell)
 
 
-async def write_profile(checked: Checked, *, replace: bool) -> Path:
+async def write_profile(checked: RepositoryCheck, *, replace: bool) -> Path:
     """Write what was found out as the work tree's `.moothall.toml`. Raises `InvalidRequest`, `AlreadyExists`, `RepositoryError`."""
     if checked.files is None or not (checked.files / ".git").exists():
         raise InvalidRequest("its files are not on this machine: --write needs a work tree; --json shows what it would say")

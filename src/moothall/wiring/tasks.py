@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moothall.collector.fold import State, fold
+from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.overview import Overview
 from moothall.config import Settings
 from moothall.council.front.desk import Desk
@@ -122,13 +122,13 @@ class Tasks:
             await self._bus.forget(one)
         await self._bus.remove(task_id)
 
-    async def _under_way(self) -> list[State]:
+    async def _under_way(self) -> list[DeliberationState]:
         answered = set(await self._bus.list_ids(Channel.RESPONSES))
         states = [await self._state(task) for task in await self.ids() if task not in answered]
         return [state for state in states if state is not None]
 
-    async def _state(self, task_id: str) -> State | None:
-        state: State | None = None
+    async def _state(self, task_id: str) -> DeliberationState | None:
+        state: DeliberationState | None = None
         async for recorded in self._bus.replay(deliberation_topics(task_id)):
             try:
                 state = fold(state, recorded.event)

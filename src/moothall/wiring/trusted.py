@@ -24,7 +24,7 @@ from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.trusted import Prepare, Remote, TrustedRepositories
 from moothall.toolkits.web.family import WebFamily
-from moothall.workspace.box import Box, Place
+from moothall.workspace.box import Box, BoxSetup
 from moothall.workspace.jobs.trunk import Carrier
 from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.pool import MakeBox
@@ -126,7 +126,7 @@ async def _jobs(settings: Settings) -> AsyncIterator[MakeBox]:
     ):
         pods = Pods(cluster, Carrier(carrying.send, carrying.hear), lambda name: _reach(settings, name))
 
-        def make(place: Place, folder: Path, beside: Box | None) -> Box:
+        def make(place: BoxSetup, folder: Path, beside: Box | None) -> Box:
             if isinstance(beside, JobBox):
                 return CodeBox(place, folder, settings, beside)
             return JobBox(place, folder, settings, pods)

@@ -10,7 +10,7 @@ from typing import Any
 
 from moothall.agents.service import AgentTasks
 from moothall.agents.sessions import BUCKET as SESSIONS
-from moothall.agents.sessions import Sessions
+from moothall.agents.sessions import AgentSessions
 from moothall.aio import beside
 from moothall.config import Guard, Runner, Settings, secret_values
 from moothall.domain.event import Recorded
@@ -64,7 +64,7 @@ def agent_service(settings: Settings, bus: Bus, desk: Deliberations, visits: Vis
     return AgentTasks(
         desk,
         visits,
-        Sessions(bus.bucket(SESSIONS), visits, blank, settings.agents),
+        AgentSessions(bus.bucket(SESSIONS), visits, blank, settings.agents),
         settings.agents,
         parallelism=settings.tools.parallelism,
         memory_mb=settings.sandbox.memory_bytes // 1_000_000,
@@ -89,7 +89,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WorkflowRequest:
     """A workflow's document with its id, and the workspace that it wants; `seconds` is how long that stays open at most."""
 
     document: Mapping[str, Any]
@@ -98,7 +98,7 @@ class Asked:
     seconds: int
 
 
-async def run_workflow(settings: Settings, asked: Asked, tell: Tell) -> AsyncGenerator[Recorded, None]:
+async def run_workflow(settings: Settings, asked: WorkflowRequest, tell: Tell) -> AsyncGenerator[Recorded, None]:
     """Yield the facts of a workflow to its end. One of this id that was cut off goes on where it was, in its own workspace.
 
     Raises what `Visits.open` and `Workflows.run` raise, or `Permanent` with the words of the process that serves.
@@ -117,7 +117,7 @@ async def run_workflow(settings: Settings, asked: Asked, tell: Tell) -> AsyncGen
             yield recorded
 
 
-async def _here(settings: Settings, asked: Asked, tell: Tell, stack: AsyncExitStack) -> AsyncGenerator[Recorded, None]:
+async def _here(settings: Settings, asked: WorkflowRequest, tell: Tell, stack: AsyncExitStack) -> AsyncGenerator[Recorded, None]:
     """Begin it in this process, or go on with it."""
     url = await stack.enter_async_context(bus_url(settings.bus, settings.data_dir))
     bus = await stack.enter_async_context(open_bus(settings.bus, url, secrets=secret_values(settings)))
@@ -133,13 +133,13 @@ async def _here(settings: Settings, asked: Asked, tell: Tell, stack: AsyncExitSt
     return workflows.run(LOCAL, opened.workspace, opened.token, asked.document)
 
 
-async def _find_begun(bus: Bus, asked: Asked) -> Begun | None:
+async def _find_begun(bus: Bus, asked: WorkflowRequest) -> Begun | None:
     """Return the workflow of this id, if it was ever begun."""
     found = (entry for entry in await entries(bus.bucket(BUCKET)) if entry.visit.tenant == LOCAL.tenant)
     return next((entry for entry in found if entry.workflow_id == asked.document["id"]), None)
 
 
-async def _begin_there(settings: Settings, port: int, asked: Asked) -> str:
+async def _begin_there(settings: Settings, port: int, asked: WorkflowRequest) -> str:
     """Have the process that serves begin it; return the workspace. It goes on there whoever listens."""
     from moothall.pb.moothall.v1 import common_pb2
     from moothall.pb.tool.v1 import tool_pb2, tool_pb2_grpc
@@ -162,6 +162,6 @@ async def _begin_there(settings: Settings, port: int, asked: Asked) -> str:
     return str(opened.workspace_id)
 
 
-def _follow(bus: Bus, workspace: str, asked: Asked) -> AsyncGenerator[Recorded, None]:
+def _follow(bus: Bus, workspace: str, asked: WorkflowRequest) -> AsyncGenerator[Recorded, None]:
     chronicle = Chronicle(bus, workspace, LOCAL.tenant, str(asked.document["id"]))
     return chronicle.follow(document_digest(asked.document), 0)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moothall.domain.code import Ask, CodeRun
+from moothall.domain.code import Ask, BlockRun
 from moothall.domain.codec import encodable
 from moothall.domain.tool import ToolStatus, ToolUsage
 from moothall.errors import MoothallError, WorkspaceFailed
@@ -21,7 +21,7 @@ _ENDS = frozenset({"success", "error", "memory"})
 """How a block may say that it ended: all else only those can know who watch it."""
 
 
-class Asking:
+class Answerer:
     """Answers a box's questions with `ask`; remembers what that raised, which is not the box's fault. One that goes on asking after
     `most` questions, whatever it was answered, is `endless`: its time stands still while it asks.
     """
@@ -50,7 +50,7 @@ class Asking:
         return {"status": str(result.status), "output": dict(result.output), "error": result.error}
 
 
-def code_run(answer: Answer, most: int) -> CodeRun:
+def code_run(answer: Answer, most: int) -> BlockRun:
     """Return a box's answer as a run; it is hostile, so every part is made what it must be. Raises `WorkspaceFailed`."""
     try:
         status = ToolStatus(answer.get("status", ""))
@@ -64,10 +64,10 @@ def code_run(answer: Answer, most: int) -> CodeRun:
     elif _size(value) > most:
         status, value, error_text = ToolStatus.OUTPUT, None, f"its last expression has more than {most} bytes; keep it small"
     printed = encodable(str(answer.get("printed") or "")[: 2 * most])
-    return CodeRun(status, _read(value), printed, error_text, duration_ms=duration, usage=usage)
+    return BlockRun(status, _read(value), printed, error_text, duration_ms=duration, usage=usage)
 
 
-def full_run(answer: Answer, most: int) -> CodeRun:
+def full_run(answer: Answer, most: int) -> BlockRun:
     """Return an executor's answer about a block under CPython as a run. Raises `WorkspaceFailed`."""
     end = answer.get("end")
     printed, status = answer.get("output"), answer.get("status")
@@ -88,9 +88,9 @@ def most_asked(tool_calls: int) -> int:
     return 2 * tool_calls + 100
 
 
-def endless_run() -> CodeRun:
+def endless_run() -> BlockRun:
     """Return how a block ended that was `endless`."""
-    return CodeRun(ToolStatus.BUDGET_EXCEEDED, error="it went on asking for more than tools may be called, and was ended")
+    return BlockRun(ToolStatus.BUDGET_EXCEEDED, error="it went on asking for more than tools may be called, and was ended")
 
 
 def _read(value: Any) -> Any:

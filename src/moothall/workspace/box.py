@@ -20,7 +20,7 @@ from moothall.repositories.detect import GO_CACHE
 from moothall.repositories.objects import Change
 from moothall.sandbox.spec import ENVIRONMENT, interpreter
 from moothall.workspace import boxlog
-from moothall.workspace.link import Link
+from moothall.workspace.link import BoxLink
 from moothall.workspace.packages import Reach
 
 EXECUTOR = "moothall.inside.executor"
@@ -41,7 +41,7 @@ Asked = Callable[[Answer], Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BoxSetup:
     """What a box shows: `tree` (topmost first) at /workspace, `env` at /env, more folders read-only. Without a tree there is
     an empty folder. `program` answers in it; `limits` hold instead of the settings'; `cpu_share` is the processors that a command may use on average, 0: as the limits say. `toolchains` are shown where they lie, and
     their bin is put on PATH; `reach` is what it may reach, through a proxy: without, nothing; `python` is the prefix of the interpreter that /env was made with, where it is not our own.
@@ -92,14 +92,14 @@ async def _quietly(*command: str) -> None:
 class Box(ABC):
     """A running executor. One request at a time; the lock is held for a whole request."""
 
-    def __init__(self, place: Place, folder: Path, settings: Settings) -> None:
+    def __init__(self, place: BoxSetup, folder: Path, settings: Settings) -> None:
         self.place = place
         self.folder = folder
         self.upper = folder / "upper"
         self.called = folder.name
         self._settings = settings
         self._limits = place.limits or settings.sandbox
-        self._link: Link | None = None
+        self._link: BoxLink | None = None
         self._lock = asyncio.Lock()
         self._outside = contextlib.AsyncExitStack()
         self._proxy: Proxy | None = None

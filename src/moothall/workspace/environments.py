@@ -24,10 +24,10 @@ from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.history import write_history
 from moothall.sandbox.spawn import drop_uid, own
 from moothall.sandbox.spec import ENVIRONMENT
-from moothall.workspace.box import Box, Place, remove_tree
+from moothall.workspace.box import Box, BoxSetup, remove_tree
 from moothall.workspace.layout import environment_key, foreign_python, uses_environment
 from moothall.workspace.packages import setup_reach
-from moothall.workspace.pool import Pool
+from moothall.workspace.pool import BoxPool
 from moothall.workspace.sharing import Archives
 from moothall.workspace.starter import Starter
 from moothall.workspace.toolchains import choose
@@ -97,7 +97,7 @@ _OPAQUE = "user.overlay.opaque"
 class Environments:
     """Makes environments, each once, whatever process asks for it."""
 
-    def __init__(self, settings: Settings, pool: Pool) -> None:
+    def __init__(self, settings: Settings, pool: BoxPool) -> None:
         self._settings = settings
         self._pool = pool
         self._layout = pool.layout
@@ -140,7 +140,7 @@ class Environments:
             (making / "env").mkdir()
             own(making / "env", drop_uid(self._settings.sandbox))
         history = await self._history(base, key, making, clone, tell) if base.profile.history else ()
-        place = Place(
+        place = BoxSetup(
             key=f"setup-{making.name}",
             tree=(*history, self._layout.tree(key)),
             env=making / "env",

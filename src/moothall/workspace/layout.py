@@ -11,7 +11,7 @@ from moothall import disk
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base
 from moothall.sandbox.spec import ENVIRONMENT, interpreter
-from moothall.workspace.box import Place
+from moothall.workspace.box import BoxSetup
 from moothall.workspace.toolchains import Chosen, choose
 
 _KEY_CHARS = 32
@@ -41,14 +41,14 @@ class Layout:
         """What set-up made: `env` for /env, `layer` for what it left in the checkout."""
         return self.data_dir / "environments" / key
 
-    def place(self, base: Base, key: str) -> Place:
+    def place(self, base: Base, key: str) -> BoxSetup:
         """What a workspace on `base` shows."""
         environment, chosen = environment_key(base), choose(base.profile.needs)
         if not environment:
-            return Place(key, (self.tree(key),), toolchains=chosen.homes)
+            return BoxSetup(key, (self.tree(key),), toolchains=chosen.homes)
         folder = self.environment(environment)
         layer = (folder / "layer",) if (folder / "layer").is_dir() else ()
-        return Place(key, (*layer, self.tree(key)), env=folder / "env", toolchains=chosen.homes, python=foreign_python(chosen))
+        return BoxSetup(key, (*layer, self.tree(key)), env=folder / "env", toolchains=chosen.homes, python=foreign_python(chosen))
 
     def lock(self, name: str) -> AbstractAsyncContextManager[None]:
         """Hold a lock against all processes that share the data directory."""

@@ -20,7 +20,7 @@ _SETTINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class CheckLimit:
     """Seconds of a whole check and of one case; `why` says where the first comes from."""
 
     seconds: float
@@ -28,7 +28,7 @@ class Limit:
     why: str
 
 
-def limit(settings: Workspace, prepared: Prepared, name: str) -> Limit:
+def limit(settings: Workspace, prepared: Prepared, name: str) -> CheckLimit:
     """Return the limit of a check of `prepared`; without a run of the base, that of the base itself."""
     most, base = settings.check_seconds, prepared.runs.get(name)
     if base is None:
@@ -36,7 +36,7 @@ def limit(settings: Workspace, prepared: Prepared, name: str) -> Limit:
         silent = not may_tell_cases(profile.checks.get(name, ())) and name not in profile.reports
         if silent and settings.base_seconds < most:
             most, why = settings.base_seconds, "workspace.base_seconds"
-        return Limit(most, min(most, _BASE_CASE_FACTOR * settings.case_seconds), why)
+        return CheckLimit(most, min(most, _BASE_CASE_FACTOR * settings.case_seconds), why)
     stopped = {case for case, said in base.details.items() if HIT_LIMIT in said}
     took = base.duration_ms / 1000 - sum(base.durations.get(case, 0) for case in stopped) / 1000
     if base.status != "success":  # it was stopped as a whole: what its cases took is what is known
@@ -45,14 +45,14 @@ def limit(settings: Workspace, prepared: Prepared, name: str) -> Limit:
     case_seconds = max(settings.case_seconds, settings.check_factor * longest)
     allowed = settings.check_factor * max(took, 0.0)
     if allowed > most:
-        return Limit(most, min(most, case_seconds), "workspace.check_seconds")
+        return CheckLimit(most, min(most, case_seconds), "workspace.check_seconds")
     if allowed > settings.check_floor_seconds:
-        return Limit(allowed, case_seconds, f"workspace.check_factor times the {took:.1f} s of the untouched base")
+        return CheckLimit(allowed, case_seconds, f"workspace.check_factor times the {took:.1f} s of the untouched base")
     seconds = min(most, settings.check_floor_seconds)
-    return Limit(seconds, min(seconds, case_seconds), "workspace.check_floor_seconds")
+    return CheckLimit(seconds, min(seconds, case_seconds), "workspace.check_floor_seconds")
 
 
-def describe_limit(name: str, status: str, given: Limit, sandbox: Sandbox) -> str:
+def describe_limit(name: str, status: str, given: CheckLimit, sandbox: Sandbox) -> str:
     """Say which limit a check hit, and which setting it is."""
     if status == "timeout":
         return f"{name} {HIT_LIMIT} {given.seconds:.0f} s ({given.why})"

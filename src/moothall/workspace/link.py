@@ -12,7 +12,7 @@ from moothall.inside.protocol import Frames, ProtocolError, pack
 READY = 0
 
 
-class Link(asyncio.Protocol):
+class BoxLink(asyncio.Protocol):
     """One connection. Answers that nobody waits for any more are dropped."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Link(asyncio.Protocol):
         self.ready: asyncio.Future[dict[str, Any]] = self._expect(READY)
 
     @classmethod
-    async def over(cls, end: socket.socket) -> Link:
+    async def over(cls, end: socket.socket) -> BoxLink:
         """Take over one end of a socket pair."""
         _, link = await asyncio.get_running_loop().create_unix_connection(cls, sock=end)
         return link

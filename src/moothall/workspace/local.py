@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from moothall.aio import seconds_until
 from moothall.config import Sandbox, Settings
-from moothall.domain.code import Ask, CodeBlock, CodeRun
+from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
@@ -42,13 +42,13 @@ from moothall.sandbox.spec import ENVIRONMENT
 from moothall.tools import sessions
 from moothall.workspace import limits
 from moothall.workspace.answers import check_run, result_of, tests_output
-from moothall.workspace.asking import Asking, converse, endless_run, full_run, most_asked
-from moothall.workspace.box import Box, Place
+from moothall.workspace.asking import Answerer, converse, endless_run, full_run, most_asked
+from moothall.workspace.box import Box, BoxSetup
 from moothall.workspace.bundle import grammars
 from moothall.workspace.first import FirstChanges
 from moothall.workspace.gittools import GitState, git_tool
 from moothall.workspace.localbox import LocalBox
-from moothall.workspace.pool import MakeBox, Pool
+from moothall.workspace.pool import BoxPool, MakeBox
 from moothall.workspace.wasm import Shelf, answer_of
 
 _REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
@@ -73,7 +73,7 @@ class LocalWorkspace:
         clone: TrustedClone,
         settings: Settings,
         shelf: Shelf,
-        pool: Pool,
+        pool: BoxPool,
         remote: Remote | None,
     ) -> None:
         self._pool = pool
@@ -171,7 +171,7 @@ class LocalWorkspace:
         return replace(run, output=f"{limits.describe_limit(name, run.status, limit, self._limits)}\n{run.output}")
 
     async def _run_check(
-        self, name: str, command: tuple[str, ...], limit: limits.Limit, cases: Sequence[str] = (), apart: Sequence[str] = ()
+        self, name: str, command: tuple[str, ...], limit: limits.CheckLimit, cases: Sequence[str] = (), apart: Sequence[str] = ()
     ) -> dict[str, Any]:
         profile = self.base.profile
         return await self._box.request(
@@ -236,7 +236,7 @@ class LocalWorkspace:
         """Commit all changes so far to the trusted clone. See `ports.Workspace`."""
         return await self.clone.commit_changes(self.base.sha, await self.changes(), message)
 
-    async def run_code(self, block: CodeBlock, ask: Ask) -> CodeRun:
+    async def run_code(self, block: CodeBlock, ask: Ask) -> BlockRun:
         """Run a block in CPython. See `ports.Workspace`.
 
         Its box is one more on the same files, so that tools are run by this workspace's own executor while the block waits.
@@ -245,7 +245,7 @@ class LocalWorkspace:
         seconds = min(seconds_until(block.deadline), sandbox.wall_seconds, block.seconds or sandbox.wall_seconds)
         memory = min(block.memory_bytes or sandbox.memory_bytes, sandbox.memory_bytes)
         place = self._place_beside("code", sandbox.model_copy(update={"memory_bytes": memory}))
-        asking = Asking(ask, most_asked(runner.tool_calls))
+        asking = Answerer(ask, most_asked(runner.tool_calls))
         # What serves blocks is compiled for our own Python, so another one cannot read it.
         python = f"{ENVIRONMENT}/bin/python" if place.python is None and _has_python(place.env) else self._box.python
         told = {
@@ -264,10 +264,10 @@ class LocalWorkspace:
                 raise asking.failed from error
             if asking.endless:
                 return endless_run()
-            return CodeRun(ToolStatus.ERROR, error="CPython was lost while it ran this; its tool calls stand")
+            return BlockRun(ToolStatus.ERROR, error="CPython was lost while it ran this; its tool calls stand")
         return full_run(answer, runner.output_bytes)
 
-    def _place_beside(self, what: str, limits: Sandbox) -> Place:
+    def _place_beside(self, what: str, limits: Sandbox) -> BoxSetup:
         """Return the place of one more box on the same files; what it writes is its own."""
         place = self._box.place
         return replace(place, key=f"{self._box.name}-{what}", tree=(self._box.upper, *place.tree), limits=limits)
@@ -331,7 +331,7 @@ class LocalWorkspaces:
         self._remotes = remotes
         self._shelf = Shelf(settings)
         self._first = FirstChanges()
-        self.pool = Pool(settings, (*self._shelf.binds, *grammars()), make)
+        self.pool = BoxPool(settings, (*self._shelf.binds, *grammars()), make)
 
     async def __aenter__(self) -> Self:
         await self._shelf.fill()

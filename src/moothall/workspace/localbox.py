@@ -18,15 +18,15 @@ from moothall.repositories.objects import Change
 from moothall.sandbox.cgroups import parents, way
 from moothall.sandbox.spawn import Sandboxed, drop_uid, own, spawn
 from moothall.sandbox.spec import ENVIRONMENT, Overlay, SandboxSpec, interpreter, interpreter_binds
-from moothall.workspace.box import START_SECONDS, Box, Place
+from moothall.workspace.box import START_SECONDS, Box, BoxSetup
 from moothall.workspace.bundle import INSIDE
-from moothall.workspace.link import Link
+from moothall.workspace.link import BoxLink
 from moothall.workspace.packages import Reach
 
 _DISK_ENTRIES = 200_000
 
 
-def _prefix(place: Place) -> tuple[Path, ...]:
+def _prefix(place: BoxSetup) -> tuple[Path, ...]:
     return (place.python,) if place.python and not place.python.is_relative_to("/usr") else ()
 
 
@@ -35,7 +35,7 @@ class LocalBox(Box):
     place in every sandbox.
     """
 
-    def __init__(self, place: Place, folder: Path, settings: Settings, code: Path, shown: Sequence[tuple[Path, str]]) -> None:
+    def __init__(self, place: BoxSetup, folder: Path, settings: Settings, code: Path, shown: Sequence[tuple[Path, str]]) -> None:
         super().__init__(place, folder, settings)
         self._code = code
         self._shown = tuple(shown)
@@ -79,7 +79,7 @@ class LocalBox(Box):
                 try:
                     if self.place.reach:
                         await self._open_way(self.place.reach, ours)
-                    self._link = await Link.over(ours)
+                    self._link = await BoxLink.over(ours)
                 except BaseException:
                     ours.close()
                     raise

@@ -23,7 +23,7 @@ from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.repositories import scratch
 from moothall.sandbox import cgroups, orphans
 from moothall.workspace import boxlog
-from moothall.workspace.box import Box, Place, remove_tree
+from moothall.workspace.box import Box, BoxSetup, remove_tree
 from moothall.workspace.bundle import bundle
 from moothall.workspace.layout import Layout
 from moothall.workspace.localbox import LocalBox
@@ -32,11 +32,11 @@ _KEYS_KEPT = 4
 _DYING, _DYING_PAUSE = 50, 0.1
 _log = telemetry.get_logger(__name__)
 
-MakeBox = Callable[[Place, Path, Box | None], Box]
+MakeBox = Callable[[BoxSetup, Path, Box | None], Box]
 """Makes a box that is not started yet: on a place, with a folder of its own, perhaps beside another on whose files it works."""
 
 
-class Pool:
+class BoxPool:
     """Starts boxes, keeps `settings.workspace.warm` spare ones a prepared key, and clears all away.
 
     `shown` is read-only and at the same place in every sandbox. An async context manager with a task group inside: enter and leave it in the same task.
@@ -109,7 +109,7 @@ class Pool:
             self._refill(box.place)
             yield box
 
-    def _place(self, prepared: Prepared) -> Place:
+    def _place(self, prepared: Prepared) -> BoxSetup:
         """What a workspace shows; bounds narrow the settings' limits, and never widen them."""
         place, bounds, limits = self.layout.place(prepared.base, prepared.key), prepared.bounds, self._settings.sandbox
         if bounds == Bounds():
@@ -123,7 +123,7 @@ class Pool:
         )
 
     @asynccontextmanager
-    async def started(self, place: Place, *, keep: bool = False, beside: Box | None = None) -> AsyncIterator[Box]:
+    async def started(self, place: BoxSetup, *, keep: bool = False, beside: Box | None = None) -> AsyncIterator[Box]:
         """A box on `place`; `keep` leaves its folder to the caller. `beside`: a box whose files it works on, wherever that runs."""
         box = await self.take(place, beside)
         try:
@@ -132,7 +132,7 @@ class Pool:
             await box.close(keep=keep)
             self._open.discard(box)
 
-    async def take(self, place: Place, beside: Box | None = None) -> Box:
+    async def take(self, place: BoxSetup, beside: Box | None = None) -> Box:
         """Return a box on `place` for the caller to `drop`. Raises `SandboxUnavailable`, `WorkspaceFailed`."""
         box = self._spare(place) or await self._await_coming(place) or await self._fresh(place, beside)
         self._open.add(box)
@@ -143,7 +143,7 @@ class Pool:
         self._open.discard(box)
         self._discard(box)
 
-    def _spare(self, place: Place) -> Box | None:
+    def _spare(self, place: BoxSetup) -> Box | None:
         boxes = self._spares.get(place.key, [])
         while boxes:
             box = boxes.pop()
@@ -151,14 +151,14 @@ class Pool:
                 return box
         return None
 
-    def _fits(self, box: Box, place: Place) -> bool:
+    def _fits(self, box: Box, place: BoxSetup) -> bool:
         """Whether a spare is what is wanted; it is thrown away where not."""
         if box.alive and box.place == place and self._group:
             return True
         self._discard(box)
         return False
 
-    async def _await_coming(self, place: Place) -> Box | None:
+    async def _await_coming(self, place: BoxSetup) -> Box | None:
         """The spare that is just being started, if nobody waits for it yet: it is ready before a new one would be."""
         if place.key not in self._filling or place.key in self._waiting:
             return None
@@ -173,10 +173,10 @@ class Pool:
             del self._waiting[place.key]
         return box if box and self._fits(box, place) else None
 
-    def _on_this_machine(self, place: Place, folder: Path, _beside: Box | None) -> Box:
+    def _on_this_machine(self, place: BoxSetup, folder: Path, _beside: Box | None) -> Box:
         return LocalBox(place, folder, self._settings, self._folder / "code", self._shown)
 
-    async def _fresh(self, place: Place, beside: Box | None = None) -> Box:
+    async def _fresh(self, place: BoxSetup, beside: Box | None = None) -> Box:
         if self._group is None:
             raise WorkspaceFailed("no workspaces can be opened any more: they are being closed")
         self._number += 1
@@ -194,7 +194,7 @@ class Pool:
         if self._group:
             self._group.create_task(box.close(), name=f"close {box.name}")
 
-    def _refill(self, place: Place) -> None:
+    def _refill(self, place: BoxSetup) -> None:
         wanted = self._settings.workspace.warm
         boxes = self._spares.setdefault(place.key, [])
         self._spares.move_to_end(place.key)
@@ -205,7 +205,7 @@ class Pool:
             self._filling.add(place.key)
             self._group.create_task(self._fill(place, wanted), name=f"warm {place.key}")
 
-    async def _fill(self, place: Place, wanted: int) -> None:
+    async def _fill(self, place: BoxSetup, wanted: int) -> None:
         try:
             while self._group and len(self._spares.get(place.key, ())) < wanted:
                 box = await self._fresh(place)

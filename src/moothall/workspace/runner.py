@@ -18,16 +18,16 @@ from typing import Any, Self
 
 from moothall.aio import seconds_until
 from moothall.config import Settings
-from moothall.domain.code import AGENTS_RUN, Ask, CodeBlock, CodeRun
+from moothall.domain.code import AGENTS_RUN, Ask, BlockRun, CodeBlock
 from moothall.domain.ids import digest
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import ConfigurationError, SandboxUnavailable, WorkspaceFailed
 from moothall.inside.coder import MONTY
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
-from moothall.workspace.asking import Asking, code_run, cut, endless_run, most_asked
-from moothall.workspace.box import Answer, Box, Place
-from moothall.workspace.pool import Pool
+from moothall.workspace.asking import Answerer, code_run, cut, endless_run, most_asked
+from moothall.workspace.box import Answer, Box, BoxSetup
+from moothall.workspace.pool import BoxPool
 
 log = get_logger(__name__)
 
@@ -55,7 +55,7 @@ class LocalRunner:
     A box serves one tenant, one block at a time, and is thrown away after any block that did not end by itself.
     """
 
-    def __init__(self, settings: Settings, pool: Pool) -> None:
+    def __init__(self, settings: Settings, pool: BoxPool) -> None:
         self._settings = settings.runner
         self._pool = pool
         sandbox = settings.sandbox
@@ -68,7 +68,7 @@ class LocalRunner:
                 "toolchains": (),
             }
         )
-        self._place = Place("runner", (), ro=monty_binds(), program=_PROGRAM, limits=limits)
+        self._place = BoxSetup("runner", (), ro=monty_binds(), program=_PROGRAM, limits=limits)
         self._idle: dict[str, list[Box]] = {}
         self._slots = asyncio.Semaphore(settings.runner.workers)
         # Of each depth its own: a block holds its box while it waits for agents whose blocks want one.
@@ -76,7 +76,7 @@ class LocalRunner:
             lambda: asyncio.Semaphore(settings.runner.full_workers)
         )
 
-    async def run(self, block: CodeBlock, workspace: Workspace, ask: Ask) -> CodeRun:
+    async def run(self, block: CodeBlock, workspace: Workspace, ask: Ask) -> BlockRun:
         """Run a block. See `ports.RunCode`."""
         left = seconds_until(block.deadline)
         try:
@@ -93,14 +93,14 @@ class LocalRunner:
         except TimeoutError:
             if not limit.expired():
                 raise
-            return CodeRun(ToolStatus.TIMEOUT, error="its time was over, and it was stopped")
+            return BlockRun(ToolStatus.TIMEOUT, error="its time was over, and it was stopped")
 
-    async def first(self, block: CodeBlock, ask: Ask) -> CodeRun:
+    async def first(self, block: CodeBlock, ask: Ask) -> BlockRun:
         """Run a block in the first tier alone."""
         ran, why = await self._first(block, ask)
         return replace(ran, error=f"this Python cannot run it: {why}; write it without") if why else ran
 
-    async def _first(self, block: CodeBlock, ask: Ask) -> tuple[CodeRun, str]:
+    async def _first(self, block: CodeBlock, ask: Ask) -> tuple[BlockRun, str]:
         """Let Monty run it; with why it cannot, where that is so."""
 
         async def ask_without_slot(name: str, arguments: Mapping[str, Any]) -> ToolResult:
@@ -112,12 +112,12 @@ class LocalRunner:
             await slot.take()
             return result
 
-        asking, slot = Asking(ask_without_slot, most_asked(self._settings.tool_calls)), _Slot(self._slots)
+        asking, slot = Answerer(ask_without_slot, most_asked(self._settings.tool_calls)), _Slot(self._slots)
         async with slot:
             try:
                 box = await self._take(block.tenant)
             except (SandboxUnavailable, WorkspaceFailed) as error:
-                return CodeRun(ToolStatus.ERROR, error=f"no Python can be started: {error.message}"), ""
+                return BlockRun(ToolStatus.ERROR, error=f"no Python can be started: {error.message}"), ""
             whole = False
             try:
                 answer = await self._ask(box, block, asking)
@@ -128,14 +128,14 @@ class LocalRunner:
                 if asking.endless:
                     return endless_run(), ""
                 log.warning("a runner was lost", reason=error.message)
-                return CodeRun(ToolStatus.ERROR, error="the interpreter was lost while it ran this; its tool calls stand"), ""
+                return BlockRun(ToolStatus.ERROR, error="the interpreter was lost while it ran this; its tool calls stand"), ""
             finally:
                 self._give_back(box, block.tenant, whole=whole)
         if answer.get("status") == "unsupported":
-            return CodeRun(ToolStatus.INVALID), cut(str(answer.get("why") or "it does not say why"))
+            return BlockRun(ToolStatus.INVALID), cut(str(answer.get("why") or "it does not say why"))
         return code_run(answer, self._settings.output_bytes), ""
 
-    async def _ask(self, box: Box, block: CodeBlock, asking: Asking) -> Answer:
+    async def _ask(self, box: Box, block: CodeBlock, asking: Answerer) -> Answer:
         limits = self._settings
         seconds = min(block.seconds or limits.seconds, limits.seconds)
         return await box.request(

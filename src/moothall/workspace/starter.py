@@ -15,9 +15,9 @@ from moothall.domain.ids import digest
 from moothall.errors import RepositoryError
 from moothall.sandbox.spawn import drop_uid, own
 from moothall.sandbox.spec import ENVIRONMENT
-from moothall.workspace.box import Place, remove_tree
+from moothall.workspace.box import BoxSetup, remove_tree
 from moothall.workspace.packages import setup_reach
-from moothall.workspace.pool import Pool
+from moothall.workspace.pool import BoxPool
 from moothall.workspace.toolchains import Toolchain
 
 _PYTEST = (
@@ -36,7 +36,7 @@ _PYTEST = (
 class Starter:
     """Makes and copies it. One a process; processes that share a data directory share what is made."""
 
-    def __init__(self, settings: Settings, pool: Pool) -> None:
+    def __init__(self, settings: Settings, pool: BoxPool) -> None:
         self._settings = settings
         self._pool = pool
 
@@ -83,7 +83,7 @@ class Starter:
             return final / "env"
 
     async def _run(self, making: Path, python: Toolchain, commands: tuple[tuple[str, ...], ...], *, network: bool) -> bool:
-        place = Place(
+        place = BoxSetup(
             key=making.name.lstrip("."),
             tree=(making / "empty",),
             env=making / "env",

@@ -17,7 +17,7 @@ from moothall.agents.capabilities import CAPABILITIES, tools_of
 from moothall.agents.loading import Loaded, check_order, load
 from moothall.agents.order import of_tasks
 from moothall.agents.running import request_of
-from moothall.agents.specs import Part, Spec, schema
+from moothall.agents.specs import Spec, SpecPart, schema
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import Grant
 from moothall.errors import InvalidRequest
@@ -188,7 +188,9 @@ def test_a_bad_file_is_named_with_line_and_reason_while_the_others_load(
 
 
 _KEYS = st.sampled_from(
-    sorted({"required", "optional", "default", "conditional", *(n for part in Part.__subclasses__() for n in part.model_fields)})
+    sorted(
+        {"required", "optional", "default", "conditional", *(n for part in SpecPart.__subclasses__() for n in part.model_fields)}
+    )
 )
 _VALUES = st.recursive(
     st.none()

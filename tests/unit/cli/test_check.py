@@ -15,7 +15,7 @@ from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.errors import RepositoryError
 from moothall.ranking.base import diagnose
-from moothall.wiring.repository import Checked
+from moothall.wiring.repository import RepositoryCheck
 
 RED = "tests/test_a.py::test_red"
 RUN = CheckRun(
@@ -35,10 +35,10 @@ RUN = CheckRun(
 PROFILE = Profile(setup=(("pip", "install", "-e", "."),), checks={"tests": ("python", "-m", "pytest")})
 BASE = Base("sample", "a" * 40, PROFILE, "/srv/sample")
 PREPARED = Prepared(BASE, "k", ("tests/test_a.py",), {"tests": RUN}, flaky=("tests/test_a.py::f",))
-CHECKED = Checked(BASE, PREPARED, None, 1.5)
+CHECKED = RepositoryCheck(BASE, PREPARED, None, 1.5)
 
 
-def shown(checked: Checked, width: int = 80) -> str:
+def shown(checked: RepositoryCheck, width: int = 80) -> str:
     found = diagnose(checked.prepared) if checked.prepared else None
     console = Console(file=io.StringIO(), width=width)
     show(console, checked, found, why_not(checked, found))
@@ -133,7 +133,7 @@ def test_of_another_process_s_traceback_its_last_line_is_shown() -> None:
         ),
     ],
 )
-def test_where_nothing_could_be_judged_it_says_what_to_write_where(checked: Checked, wanted: str) -> None:
+def test_where_nothing_could_be_judged_it_says_what_to_write_where(checked: RepositoryCheck, wanted: str) -> None:
     said = " ".join(shown(checked).split())
     assert wanted in said
     assert ".moothall.toml" in said

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from moothall.cli.narrator import Board, Narrator
+from moothall.cli.narrator import Narrator, SeatLines
 from moothall.domain.event import EventType, Recorded, new_event
 
 ONE, TWO = "agent-dev-001", "agent-dev-with-a-very-long-name-indeed-002"
@@ -72,7 +72,7 @@ def test_a_model_moves_no_cursor(verbose: bool) -> None:  # noqa: FBT001 - the p
 
 
 def test_the_board_has_a_line_a_seat_whatever_they_say() -> None:
-    board = Board()
+    board = SeatLines()
     for seq, (kind, data) in enumerate(EVENTS, 1):
         board.take(recorded(kind, data, seq))
     console = Console(file=io.StringIO(), width=60)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.collector import State, decide, fold, ready
+from moothall.collector import DeliberationState, decide, fold, ready
 from moothall.collector.decide import pending_outcome
 from moothall.domain.budget import Usage
 from moothall.domain.codec import dump
@@ -21,7 +21,7 @@ FIRST, SECOND, THIRD = SEATS
 SOON, LATE = START, DEADLINE + timedelta(seconds=11)
 
 
-def state_of(events: Iterable[Event]) -> State:
+def state_of(events: Iterable[Event]) -> DeliberationState:
     state = None
     for event in events:
         state = fold(state, event)
@@ -89,7 +89,7 @@ def test_the_proven_candidate_wins() -> None:
 
 def test_ready_only_when_all_finished_or_cancelled_or_the_time_is_up() -> None:
     events = full().events
-    assert not ready(State("task-a"), LATE)
+    assert not ready(DeliberationState("task-a"), LATE)
     assert not ready(state_of(events[:-1]), SOON)
     assert not ready(state_of(events[:-1]), DEADLINE + timedelta(seconds=9))
     assert ready(state_of(events[:-1]), DEADLINE + timedelta(seconds=10))
@@ -192,7 +192,7 @@ def test_the_document_while_it_runs() -> None:
     assert waiting is not None
     assert running is not None
     assert (waiting.status, running.status, running.agent_count) == ("PENDING", "IN_PROGRESS", 3)
-    assert pending_outcome(State("task-a")) is None
+    assert pending_outcome(DeliberationState("task-a")) is None
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_the_document_while_it_runs() -> None:
 )
 def test_a_malformed_event_is_refused_by_name(kind: EventType, data: dict[str, object], named: str) -> None:
     with pytest.raises(InvalidRequest, match=named):
-        fold(State("task-a"), new_event(kind, "task-a", data))
+        fold(DeliberationState("task-a"), new_event(kind, "task-a", data))
 
 
 @pytest.mark.parametrize("time", ["yesterday", "0001-01-01T00:00:00+10:00"])
@@ -233,4 +233,4 @@ def test_a_deadline_at_the_end_of_time_is_none(deadline: str) -> None:
 
 def test_deciding_what_nobody_asked_for_is_a_bug() -> None:
     with pytest.raises(ValueError, match="never requested"):
-        decide(State("task-a"))
+        decide(DeliberationState("task-a"))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from moothall.collector import decide, fold
-from moothall.collector.fold import State
+from moothall.collector.fold import DeliberationState
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.evidence import Evidence, Verdict
@@ -41,7 +41,7 @@ def crosses(story: Story, made: Proposal, author: Proposal, *, passed: bool) -> 
     return story.add(EventType.CHECK_FINISHED, {**about, "evidence": evidence, **whose})
 
 
-def folded(story: Story) -> State:
+def folded(story: Story) -> DeliberationState:
     state = None
     for event in story.events:
         state = fold(state, event)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from moothall.collector import Collector, fold
-from moothall.collector.fold import State
+from moothall.collector.fold import DeliberationState
 from moothall.collector.onlooker import Onlooker
 from moothall.config import Limits
 from moothall.domain.event import EventType, new_event
@@ -33,7 +33,7 @@ async def test_it_knows_what_was_asked_for_before_it_came_and_forgets_what_is_de
         await asyncio.sleep(0.05)
         for event in events[before:-1]:
             await bus.publish(event)
-        expected: State | None = None
+        expected: DeliberationState | None = None
         for event in events[:-1]:
             expected = fold(expected, event)
         await until(lambda: onlooker.states() == (expected,))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from moothall.collector.fold import State, fold
+from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.overview import Overview, live_view
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
@@ -39,8 +39,8 @@ def decided(task: str, status: str = "COMPLETED", tenant: str = "local", **more:
     return new_event(EventType.DELIBERATION_DECIDED, task, dump(outcome), tenant=tenant, time=NOW.isoformat())
 
 
-def state_of(*events: Event) -> State:
-    state: State | None = None
+def state_of(*events: Event) -> DeliberationState:
+    state: DeliberationState | None = None
     for event in events:
         state = fold(state, event)
     assert state is not None

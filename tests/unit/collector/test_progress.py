@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.collector import Progress, ProgressStep, describe
-from moothall.collector.fold import State, fold
+from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.overview import live_view
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.outcome import DeliberationStatus
@@ -45,7 +45,7 @@ def test_it_never_falls_in_any_order(events: list[Event]) -> None:
 @given(st.permutations(full().events), st.integers(1, len(full().events)))
 def test_who_watches_and_who_lists_see_the_same(events: list[Event], count: int) -> None:
     events = [full().events[0], *(event for event in events if event.type is not EventType.DELIBERATION_REQUESTED)]
-    state: State | None = None
+    state: DeliberationState | None = None
     for event in events[:count]:
         state = fold(state, event)
     assert state is not None

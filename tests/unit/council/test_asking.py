@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moothall.collector import decide, fold
-from moothall.collector.fold import State
+from moothall.collector.fold import DeliberationState
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.outcome import Outcome
@@ -31,7 +31,7 @@ def script(*turns: str) -> Any:
 
 
 def decided(d: Deliberation, events: list[Event]) -> Outcome:
-    state: State | None = fold(None, new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d)))
+    state: DeliberationState | None = fold(None, new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d)))
     for event in events:
         if event.data.get("task_id") == d.task_id and event.type is not EventType.TOOL_FINISHED:
             state = fold(state, event)

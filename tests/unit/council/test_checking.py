@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.council.checking import Near, Standing, near
+from moothall.council.checking import CheckScope, Standing, near
 from moothall.council.prompting.report import check_text, verdict_text
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared, Profile
@@ -33,19 +33,19 @@ def patch(*paths: str, tests: tuple[str, ...] = ()) -> Patch:
 
 
 def test_a_quick_suite_is_run_whole() -> None:
-    assert list(near(prepared(9000), patch("src/pkg/a.py"), frozenset(), 10)) == [Near("tests")]
+    assert list(near(prepared(9000), patch("src/pkg/a.py"), frozenset(), 10)) == [CheckScope("tests")]
 
 
 def test_of_a_slow_one_the_red_cases_and_those_of_the_changed_module() -> None:
     (found,) = near(prepared(60_000, durations=dict.fromkeys(CASES, 100)), patch("src/pkg/a.py"), frozenset(), 10)
-    assert found == Near("tests", False, ("tests/test_b.py::red", "tests/test_a.py::one", "tests/test_a.py::two"))
+    assert found == CheckScope("tests", False, ("tests/test_b.py::red", "tests/test_a.py::one", "tests/test_a.py::two"))
 
 
 def test_cases_that_the_re_check_lost_are_run_too_and_changed_tests() -> None:
     lost = frozenset({"tests/test_b.py::x"})
     change = patch("src/pkg/c.py", "tests/test_new.py", tests=("tests/test_new.py",))
     (found,) = near(prepared(60_000), change, lost, 10)
-    assert found == Near("tests", False, ("tests/test_b.py::red", "tests/test_b.py::x"), ("tests/test_new.py",))
+    assert found == CheckScope("tests", False, ("tests/test_b.py::red", "tests/test_b.py::x"), ("tests/test_new.py",))
 
 
 def test_of_several_projects_the_near_ones_are_run_and_those_that_are_red_or_lost_a_case() -> None:
@@ -57,8 +57,8 @@ def test_of_several_projects_the_near_ones_are_run_and_those_that_are_red_or_los
         "tests-c": CheckRun("tests-c", Verdict.FAILED, {"c/test_c.py::x": "failed"}),
     }
     base = Prepared(Base("r", "0" * 40, Profile(checks=checks, folders=folders)), "k", ("a/x.py",), runs)
-    assert list(near(base, patch("a/x.py"), frozenset(), 10)) == [Near("tests-a"), Near("tests-c")]
-    assert list(near(base, patch("a/x.py"), frozenset({"b/test_b.py::x"}), 10)) == [Near(name) for name in checks]
+    assert list(near(base, patch("a/x.py"), frozenset(), 10)) == [CheckScope("tests-a"), CheckScope("tests-c")]
+    assert list(near(base, patch("a/x.py"), frozenset({"b/test_b.py::x"}), 10)) == [CheckScope(name) for name in checks]
 
 
 def test_near_cases_fit_into_the_time() -> None:
@@ -71,7 +71,7 @@ def test_a_slow_check_without_cases_is_left_to_the_re_check_unless_it_was_red() 
     green = prepared(60_000, {})
     assert list(near(green, patch("src/pkg/a.py"), frozenset(), 10)) == []
     red = Prepared(green.base, "k", FILES, {"tests": CheckRun("tests", Verdict.FAILED, duration_ms=60_000)})
-    assert list(near(red, patch("src/pkg/a.py"), frozenset(), 10)) == [Near("tests")]
+    assert list(near(red, patch("src/pkg/a.py"), frozenset(), 10)) == [CheckScope("tests")]
 
 
 @given(
@@ -124,5 +124,5 @@ def test_nobody_is_told_to_repair_what_is_green() -> None:
 def test_a_changed_test_file_is_run_as_it_is_now() -> None:
     """Its cases may have other names now, and pytest runs nothing at all where one that it is given is not there."""
     change = patch("tests/test_b.py", tests=("tests/test_b.py",))
-    assert list(near(prepared(60_000), change, frozenset(), 10)) == [Near("tests", False, (), ("tests/test_b.py",))]
-    assert list(near(prepared(60_000), patch("tests/test_b.py"), frozenset(), 10)) == [Near("tests", False)]
+    assert list(near(prepared(60_000), change, frozenset(), 10)) == [CheckScope("tests", False, (), ("tests/test_b.py",))]
+    assert list(near(prepared(60_000), patch("tests/test_b.py"), frozenset(), 10)) == [CheckScope("tests", False)]

@@ -13,7 +13,7 @@ import pytest
 
 from moothall.config import Limits, Llm, Models
 from moothall.council.front.request import Defaults, plan
-from moothall.council.recording import Named, Recording
+from moothall.council.recording import NamedModel, Recording
 from moothall.domain.council import Agent, Capabilities, Council, CouncilConfig
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
@@ -61,7 +61,7 @@ async def two_models(
         default = house.parts.llm.model_copy(update={"model": "scripted"})
         models = Models.of(default, {"large": Llm(base_url=deep.base_url, model="deep", **other)})
         async with open_models(models, house.server.base_url) as opened:
-            named = {name: Named(llm, opened[name]) for name, llm in models.named.items()}
+            named = {name: NamedModel(llm, opened[name]) for name, llm in models.named.items()}
             house.parts = replace(house.parts, model=opened["default"], llm=default, named=named)
             yield house, deep
 

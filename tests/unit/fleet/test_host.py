@@ -26,7 +26,7 @@ from moothall.errors import Superseded, WorkspaceFailed
 from moothall.fleet.host import Host
 from moothall.guard.accounts import BUCKET, Accounts
 from moothall.planning.board import Board
-from moothall.planning.coach import Draft
+from moothall.planning.coach import StoryDraft
 from moothall.ports import Bus
 from moothall.testing.bus import MemoryBus
 from support.council import CouncilHouse, finish, forever, open_council, scripted
@@ -284,7 +284,7 @@ async def test_what_the_base_showed_is_told(tmp_path: Path) -> None:
 
 async def _with_story(house: CouncilHouse, budget: Budget) -> tuple[Host, Deliberation, Accounts]:
     """A host, a deliberation of a story with a budget, and the books."""
-    card = await Board(house.bus).create(Draft("Write a haiku"), LOCAL, key="one", budget=budget)
+    card = await Board(house.bus).create(StoryDraft("Write a haiku"), LOCAL, key="one", budget=budget)
     accounts = Accounts(house.bus.bucket(BUCKET), house.parts.limits)
     host = Host("host", house.bus, Unsteady(house, 0), house.parts, 4, accounts)
     return host, house.deliberation("vote", 3, repository=None, base_sha=None, story_id=card.story.id), accounts

@@ -27,7 +27,7 @@ from moothall.errors import InvalidRequest
 from moothall.fleet.host import Host
 from moothall.guard.accounts import BUCKET, Accounts
 from moothall.planning.board import Board
-from moothall.planning.coach import Draft
+from moothall.planning.coach import StoryDraft
 from support.council import CouncilHouse, Thinking, open_council, scripted, until
 from support.story import DEADLINE, START, Remembering, deliberation
 
@@ -101,7 +101,7 @@ async def test_what_is_paused_is_cancelled_all_the_same(tmp_path: Path) -> None:
 async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_path: Path) -> None:
     model, budget = Thinking(), Budget(calls=100)
     async with open_council(tmp_path, scripted(model)) as house:
-        card = await Board(house.bus).create(Draft("Say hello"), LOCAL, key="one", budget=budget)
+        card = await Board(house.bus).create(StoryDraft("Say hello"), LOCAL, key="one", budget=budget)
         accounts = Accounts(house.bus.bucket(BUCKET), house.parts.limits)
         desk = Desk(house.bus, Remembering(), Defaults(Limits()))
         d = await desk.submit(replace(ASKED, story_id=card.story.id), LOCAL)

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.errors import AuditUnavailable
-from moothall.guard.audit import AuditLog, Entry, verify, verify_all
+from moothall.guard.audit import AuditEntry, AuditLog, verify, verify_all
 from moothall.guard.chain import Head, head_path, record_hash, render_head, render_record
 
 
-def entry(number: int = 1, tenant: str = "local") -> Entry:
-    return Entry(tenant, "ann", "task-1", "agent-dev-001", f"request-{number}", "files.read", "0" * 64)
+def entry(number: int = 1, tenant: str = "local") -> AuditEntry:
+    return AuditEntry(tenant, "ann", "task-1", "agent-dev-001", f"request-{number}", "files.read", "0" * 64)
 
 
 async def write(data_dir: Path, count: int, *, writer: str = "host-1") -> Path:

@@ -8,15 +8,15 @@ from pathlib import Path
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.secrets import HOLE
 from moothall.errors import BusUnavailable
-from moothall.guard.audit import AuditLog, Entry, verify_all
-from moothall.guard.chain import Told, head_path
+from moothall.guard.audit import AuditEntry, AuditLog, verify_all
+from moothall.guard.chain import StreamChains, head_path
 from moothall.guard.telling import read_told
 
 KEY = b"k" * 32
 
 
-def entry(number: int, tenant: str = "local") -> Entry:
-    return Entry(tenant, "ann", "task-1", "agent-dev-001", f"request-{number}", "files.read", "0" * 64)
+def entry(number: int, tenant: str = "local") -> AuditEntry:
+    return AuditEntry(tenant, "ann", "task-1", "agent-dev-001", f"request-{number}", "files.read", "0" * 64)
 
 
 class Stream:
@@ -92,7 +92,7 @@ async def test_what_is_not_signed_with_the_key_says_nothing(tmp_path: Path) -> N
         {"writer": "host-1", "record": {"seq": 9, "hash": "0"}},
     ):
         other.events.append(Event("x", EventType.AUDIT_RECORDED, "local", forged))
-    assert await read_told(other.replay(), KEY) == Told({}, {})
+    assert await read_told(other.replay(), KEY) == StreamChains({}, {})
     assert verify_all(tmp_path, KEY, await read_told(stream.replay([*stream.events, *other.events]), KEY)).ok
 
 

@@ -1,7 +1,7 @@
 """Whether a model server answers, asked as the model's client asks it."""
 
 from moothall.config import Llm, Models
-from moothall.model.looking import Seen, look
+from moothall.model.looking import ServerCount, look
 from moothall.telemetry import metrics
 from moothall.testing.model import scripted_model
 
@@ -12,14 +12,14 @@ async def test_a_key_in_the_url_is_sent_as_the_models_client_sends_it() -> None:
     async with scripted_model(lambda _body, _headers: "", api_key="secret-key") as server:
         base_url = server.base_url.replace("//", "//secret-key@")
 
-        assert await look(Models(), base_url) == {"default": Seen(1, 1)}
+        assert await look(Models(), base_url) == {"default": ServerCount(1, 1)}
 
 
 async def test_a_configured_key_is_sent_and_wins_over_one_in_the_url() -> None:
     async with scripted_model(lambda _body, _headers: "", api_key=KEY) as server:
         settings = Llm.model_validate({"api_key": KEY})
 
-        assert await look(Models(settings), server.base_url.replace("//", "//other@")) == {"default": Seen(1, 1)}
+        assert await look(Models(settings), server.base_url.replace("//", "//other@")) == {"default": ServerCount(1, 1)}
 
 
 async def test_a_wrong_key_is_said() -> None:

@@ -14,12 +14,12 @@ from moothall.domain.topic import Channel, Topic
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Overtaken, Refused
 from moothall.planning.board import Board
 from moothall.planning.card import by_state
-from moothall.planning.coach import Draft
+from moothall.planning.coach import StoryDraft
 from moothall.planning.lifecycle import Blocked
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 
-DRAFT = Draft(
+DRAFT = StoryDraft(
     "Export invoices as CSV",
     "As an accountant, I want the invoices of a month as a CSV file, so that I can book them.",
     (
@@ -76,15 +76,15 @@ async def test_a_story_is_put_on_the_board_once(board: Board) -> None:
     assert (card.stand.state, card.stand.rigor, card.stand.points, card.draft) == ("backlog", "L3", 100, DRAFT)
     assert await board.create(DRAFT, LOCAL, key="1") == card
     with pytest.raises(AlreadyExists):
-        await board.create(Draft("Another title"), LOCAL, key="1")
+        await board.create(StoryDraft("Another title"), LOCAL, key="1")
     assert await board.cards(LOCAL) == [card]
     assert by_state([card])["backlog"] == [card]
 
 
 @pytest.mark.parametrize(
-    ("draft", "rigor", "said"), [(Draft(), "", "has no title"), (DRAFT, "L9", "it is one of L0, L1, L2, L3")]
+    ("draft", "rigor", "said"), [(StoryDraft(), "", "has no title"), (DRAFT, "L9", "it is one of L0, L1, L2, L3")]
 )
-async def test_what_is_wrong_is_said(board: Board, draft: Draft, rigor: str, said: str) -> None:
+async def test_what_is_wrong_is_said(board: Board, draft: StoryDraft, rigor: str, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         await board.create(draft, LOCAL, key="1", rigor=rigor)
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.errors import InvalidRequest
-from moothall.planning.coach import CHARS, CRITERIA, Draft, check, is_gherkin, score
+from moothall.planning.coach import CHARS, CRITERIA, StoryDraft, check, is_gherkin, score
 
-GOOD = Draft(
+GOOD = StoryDraft(
     "Export invoices as CSV",
     "As an accountant, I want the invoices of a month as a CSV file, so that I can book them without typing.",
     (
@@ -17,10 +17,12 @@ GOOD = Draft(
         "Given no invoice in June, when June is exported, then the answer is 404 with the words 'no invoices'",
     ),
 )
-DRAFTS = st.builds(Draft, st.text(max_size=200), st.text(max_size=400), st.lists(st.text(max_size=120), max_size=12).map(tuple))
+DRAFTS = st.builds(
+    StoryDraft, st.text(max_size=200), st.text(max_size=400), st.lists(st.text(max_size=120), max_size=12).map(tuple)
+)
 
 
-def codes(draft: Draft) -> dict[str, int]:
+def codes(draft: StoryDraft) -> dict[str, int]:
     return {item.code: item.weight for item in score(draft).findings}
 
 
@@ -30,8 +32,8 @@ def test_a_story_that_lacks_nothing_has_100_points() -> None:
 
 
 def test_an_empty_story_has_what_nobody_can_lack() -> None:
-    assert score(Draft()).total == 15
-    assert set(codes(Draft())) == {"TITLE", "DESCRIPTION", "VALUABLE", "CRITERIA", "GHERKIN", "TESTABLE"}
+    assert score(StoryDraft()).total == 15
+    assert set(codes(StoryDraft())) == {"TITLE", "DESCRIPTION", "VALUABLE", "CRITERIA", "GHERKIN", "TESTABLE"}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ def test_an_empty_story_has_what_nobody_can_lack() -> None:
     ],
 )
 def test_what_is_missing_costs_points_and_says_what_to_write(changed: dict[str, str], code: str, words: str) -> None:
-    draft = Draft(**{"title": GOOD.title, "description": GOOD.description, "ac": GOOD.ac} | changed)  # type: ignore[arg-type]
+    draft = StoryDraft(**{"title": GOOD.title, "description": GOOD.description, "ac": GOOD.ac} | changed)  # type: ignore[arg-type]
     found = score(draft)
     (finding,) = [item for item in found.findings if item.code == code]
     assert words in finding.message
@@ -62,14 +64,14 @@ def test_what_is_missing_costs_points_and_says_what_to_write(changed: dict[str, 
 
 
 def test_each_criterion_that_is_mended_raises_the_score() -> None:
-    plain = Draft(GOOD.title, GOOD.description, ())
-    totals = [score(Draft(plain.title, plain.description, GOOD.ac[:number])).total for number in range(3)]
+    plain = StoryDraft(GOOD.title, GOOD.description, ())
+    totals = [score(StoryDraft(plain.title, plain.description, GOOD.ac[:number])).total for number in range(3)]
     assert totals == sorted(set(totals))
 
 
 def test_holes_are_no_criteria() -> None:
-    holes = Draft(GOOD.title, GOOD.description, ("Given <a state>, when <something happens>, then <what can be seen>",))
-    assert codes(holes) == codes(Draft(GOOD.title, GOOD.description))
+    holes = StoryDraft(GOOD.title, GOOD.description, ("Given <a state>, when <something happens>, then <what can be seen>",))
+    assert codes(holes) == codes(StoryDraft(GOOD.title, GOOD.description))
 
 
 @pytest.mark.parametrize(
@@ -98,20 +100,22 @@ def test_steps_in_lines_of_their_own_are_one_criterion() -> None:
         "When it is",
         "Then 404",
     )
-    assert check(Draft(ac=lines)).ac == (
+    assert check(StoryDraft(ac=lines)).ac == (
         "Given two invoices, And a closed month, When May is exported, Then the file has two lines",
         "Given none, When it is, Then 404",
     )
 
 
-@pytest.mark.parametrize("draft", [Draft("x" * 501), Draft(description="x" * (CHARS + 1)), Draft(ac=("x",) * (CRITERIA + 1))])
-def test_what_is_too_long_is_refused_with_the_limit(draft: Draft) -> None:
+@pytest.mark.parametrize(
+    "draft", [StoryDraft("x" * 501), StoryDraft(description="x" * (CHARS + 1)), StoryDraft(ac=("x",) * (CRITERIA + 1))]
+)
+def test_what_is_too_long_is_refused_with_the_limit(draft: StoryDraft) -> None:
     with pytest.raises(InvalidRequest, match="allowed are"):
         score(draft)
 
 
 @given(DRAFTS)
-def test_any_text_has_a_score_that_its_findings_explain(draft: Draft) -> None:
+def test_any_text_has_a_score_that_its_findings_explain(draft: StoryDraft) -> None:
     found = score(draft)
     assert 0 <= found.total <= 100
     assert found.total == 100 - sum(item.weight for item in found.findings)

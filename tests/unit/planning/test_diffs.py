@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from moothall.planning.diffs import Line, read_diff, runs
+from moothall.planning.diffs import DiffLine, read_diff, runs
 
 DIFF = """diff --git a/src/a.py b/src/a.py
 --- a/src/a.py
@@ -25,12 +25,12 @@ def test_each_line_says_what_it_is_and_where() -> None:
     found = read_diff(DIFF)
     assert [line.text for line in found] == DIFF.splitlines()
     assert [line for line in found if line.kind != "place"] == [
-        Line("same", " same", "src/a.py", 3, 3),
-        Line("removed", "-old", "src/a.py", 4),
-        Line("added", "+new", "src/a.py", 4),
-        Line("added", "+++ b/passwd", "src/a.py", 5),
-        Line("same", " end", "src/a.py", 6, 5),
-        Line("added", "+only", "b.py", 1),
+        DiffLine("same", " same", "src/a.py", 3, 3),
+        DiffLine("removed", "-old", "src/a.py", 4),
+        DiffLine("added", "+new", "src/a.py", 4),
+        DiffLine("added", "+++ b/passwd", "src/a.py", 5),
+        DiffLine("same", " end", "src/a.py", 6, 5),
+        DiffLine("added", "+only", "b.py", 1),
     ]
 
 

@@ -11,11 +11,11 @@ from moothall.domain.event import Event, EventType
 from moothall.domain.identity import LOCAL, Principal
 from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NotFound, Overtaken, Refused
 from moothall.planning.board import Board
-from moothall.planning.notes import Change, Noted, Notes, Update
+from moothall.planning.notes import NoteChange, Noted, Notes, Update
 from moothall.testing.bus import MemoryBus
 from support.working import DRAFT
 
-DECIDED = Change("CREATE", "Decision", "format", '{"text": "old format"}', "it is in use")
+DECIDED = NoteChange("CREATE", "Decision", "format", '{"text": "old format"}', "it is in use")
 AT = "2026-01-31T12:00:00Z"
 
 
@@ -43,7 +43,7 @@ class Told:
         return self
 
     async def note(
-        self, *changes: Change, role: str = "dev", at: str = "", expected: int | None = None, who: Principal = LOCAL
+        self, *changes: NoteChange, role: str = "dev", at: str = "", expected: int | None = None, who: Principal = LOCAL
     ) -> Noted:
         return await Notes(self.bus).update(Update(self.story_id, role, changes, at=at, expected=expected), who)
 
@@ -60,17 +60,17 @@ async def told() -> Told:
 async def test_notes_are_created_changed_and_deleted(told: Told) -> None:
     first = await told.note(DECIDED)
     assert (first.version, first.warnings) == (1, ())
-    second = await told.note(Change("update", "decision", "format", '{"text": "new format"}'))
+    second = await told.note(NoteChange("update", "decision", "format", '{"text": "new format"}'))
     assert (second.version, second.hash == first.hash) == (2, False)
-    back = await told.note(Change("update", "decision", "format", '{ "text":"old format" }'))
+    back = await told.note(NoteChange("update", "decision", "format", '{ "text":"old format" }'))
     assert (back.version, back.hash) == (3, first.hash), "the same content has the same hash"
-    gone = await told.note(Change("delete", "decision", "format"), Change("delete", "task", "none"))
+    gone = await told.note(NoteChange("delete", "decision", "format"), NoteChange("delete", "task", "none"))
     assert (gone.version, gone.warnings) == (4, ("task none: there is none to delete",))
 
 
 async def test_what_is_asked_twice_is_recorded_once(told: Told) -> None:
     first = await told.note(DECIDED, at=AT)
-    await told.note(Change("delete", "decision", "format"))
+    await told.note(NoteChange("delete", "decision", "format"))
     late = await told.note(DECIDED, at=AT)
     assert (late.version, late.hash == first.hash, "asked before" in late.warnings[0]) == (2, False, True)
     await told.note(DECIDED)
@@ -94,7 +94,7 @@ async def test_of_two_at_once_with_one_version_one_is_told_so(told: Told) -> Non
 
 async def test_all_changes_or_none(told: Told) -> None:
     with pytest.raises(NotFound, match="no milestone m-1 is noted"):
-        await told.note(DECIDED, Change("update", "milestone", "m-1", '{"text": "x"}'))
+        await told.note(DECIDED, NoteChange("update", "milestone", "m-1", '{"text": "x"}'))
     assert await told.recorded() == 0
     await told.note(DECIDED)
     with pytest.raises(AlreadyExists, match="with another payload"):
@@ -125,7 +125,7 @@ async def test_secrets_are_taken_out_and_it_is_said(told: Told) -> None:
     ],
 )
 async def test_what_may_not_be_noted_is_refused(
-    told: Told, change: Change, role: str, kind: type[MoothallError], said: str
+    told: Told, change: NoteChange, role: str, kind: type[MoothallError], said: str
 ) -> None:
     with pytest.raises(kind, match=said):
         await told.note(change, role=role)

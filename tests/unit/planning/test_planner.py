@@ -16,7 +16,7 @@ from moothall.domain.plan import PlanningEvent, Strategy
 from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Refused
 from moothall.planning.board import Board
-from moothall.planning.coach import Draft
+from moothall.planning.coach import StoryDraft
 from moothall.planning.planner import Planner
 from moothall.planning.work import Work
 from moothall.testing.bus import MemoryBus
@@ -220,7 +220,7 @@ async def test_other_events_are_recorded_and_said_to_be_no_plan(
 async def on_the_board(bus: MemoryBus, *moves: str) -> tuple[Board, str]:
     """Put a story on the board and move it; return its id."""
     board = Board(bus)
-    told = Draft(
+    told = StoryDraft(
         "Export invoices as CSV", "As a clerk, I want a month as CSV, so that I can book it.", ("Given a, when b, then c",) * 2
     )
     story_id = (await board.create(told, LOCAL, key="1")).story.id
@@ -284,7 +284,7 @@ async def test_a_plan_of_a_story_on_the_board_is_its_product_owners(bus: MemoryB
     board, stranger = Board(bus), Principal("ann", "local", roles=frozenset({"qa", "architect"}))
     criteria = ("Given a list, when it is exported, then a CSV file is written",)
     story_id = (
-        await board.create(Draft("Export lists as CSV", "So that others read them", criteria), LOCAL, key="1", rigor="L0")
+        await board.create(StoryDraft("Export lists as CSV", "So that others read them", criteria), LOCAL, key="1", rigor="L0")
     ).story.id
     for state, event in (("backlog", "refine"), ("draft", "submit")):
         with pytest.raises(InvalidRequest, match=f"is in {state}: its tasks are derived in design"):

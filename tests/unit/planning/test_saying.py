@@ -13,7 +13,7 @@ from moothall.domain.plan import Remark
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest, NotFound, Refused
 from moothall.planning.board import Board
-from moothall.planning.coach import Draft
+from moothall.planning.coach import StoryDraft
 from moothall.planning.saying import Spot, remark, steer
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
@@ -31,7 +31,7 @@ class House:
         self.board, self.story = Board(self.bus), ""
 
     async def built(self, task_id: str = "task-1") -> None:
-        self.story = (await self.board.create(Draft("Greet", "", ()), LOCAL, key="1")).story.id
+        self.story = (await self.board.create(StoryDraft("Greet", "", ()), LOCAL, key="1")).story.id
         await self.desk.submit(DeliberationRequest("do it", "dev", task_id=task_id), LOCAL)
         results = tuple(
             Result(rank, f"agent-dev-00{rank}", "dev", 0.5, (), passed_gates=True, proven=True, diff=diff)
@@ -98,7 +98,7 @@ async def test_anothers_story_or_task_is_not_found_and_a_task_of_another_story_i
         await remark(house.board, house.desk, house.story, "x", eve, place=Spot("u.py", 2, task_id="task-1"), key="k")
     with pytest.raises(NotFound):
         await house.say(Spot("u.py", 2, task_id="task-9"))
-    house.story = (await house.board.create(Draft("Another", "", ()), LOCAL, key="2")).story.id
+    house.story = (await house.board.create(StoryDraft("Another", "", ()), LOCAL, key="2")).story.id
     with pytest.raises(InvalidRequest, match="task task-1 is not of story"):
         await house.say(Spot("u.py", 2, task_id="task-1"))
 

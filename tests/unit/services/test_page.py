@@ -19,7 +19,7 @@ from moothall.domain.plan import Story
 from moothall.planning.board import Board
 from moothall.planning.card import Card
 from moothall.planning.coach import CRITERIA as CRITERIA_MOST
-from moothall.planning.coach import TITLE_CHARS, Draft
+from moothall.planning.coach import TITLE_CHARS, StoryDraft
 from moothall.planning.lifecycle import Need, Stand, lifecycle
 from moothall.services.identity import Bearers
 from moothall.services.page.routes import at_work, moves, page_routes
@@ -262,7 +262,7 @@ def test_the_page_comes_again_while_the_house_works(
 
 async def test_what_others_wrote_is_text(browser: Browser) -> None:
     await browser.sign_in()
-    card = await browser.doors.board.create(Draft(HOSTILE, HOSTILE, (HOSTILE,)), owner(browser), key="one")
+    card = await browser.doors.board.create(StoryDraft(HOSTILE, HOSTILE, (HOSTILE,)), owner(browser), key="one")
     for path in ("/", f"/stories/{card.story.id}"):
         shown = (await browser.get(path)).text
         assert SHOWN in shown
@@ -308,7 +308,7 @@ async def test_buttons_are_what_the_table_says(browser: Browser, role: str) -> N
 
 async def test_what_is_blocked_says_why(browser: Browser) -> None:
     await browser.sign_in()
-    card = await browser.doors.board.create(Draft("A"), owner(browser), key="one")
+    card = await browser.doors.board.create(StoryDraft("A"), owner(browser), key="one")
     await browser.doors.board.move(card.story.id, "refine", owner(browser))
     shown = (await browser.get(f"/stories/{card.story.id}")).text
     assert "Blocked: the story coach gives it" in shown

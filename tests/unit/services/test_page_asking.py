@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from moothall import config
-from moothall.collector.fold import State, fold
+from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.overview import Overview
 from moothall.council.front.desk import Desk
 from moothall.council.front.request import Defaults
@@ -49,7 +49,7 @@ class Asked:
 async def house() -> AsyncIterator[Asked]:
     bus = MemoryBus()
     desk = Desk(bus, Remembering(), Defaults(config.Limits()))
-    doors = replace(doors_of(MemoryDesk(), bus), desk=desk, tasks=Overview(bus, tuple[State, ...]))
+    doors = replace(doors_of(MemoryDesk(), bus), desk=desk, tasks=Overview(bus, tuple[DeliberationState, ...]))
     async with (
         http_server(config.Web(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,

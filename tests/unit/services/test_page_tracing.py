@@ -15,7 +15,7 @@ from moothall import config
 from moothall.domain.identity import LOCAL
 from moothall.errors import GraphUnavailable
 from moothall.repositories.trusted import TrustedRepositories
-from moothall.services.page.drawing import Near, draw_around
+from moothall.services.page.drawing import Neighbour, draw_around
 from moothall.services.rest.server import http_server
 from support.browsing import DRAFT, HOSTILE, SHOWN, Browser
 from support.callers import OTHER, TOKENS, doors_of
@@ -180,7 +180,9 @@ async def test_forms_offer_the_repositories_of_the_tenant(house: House) -> None:
 
 
 def test_more_than_fits_is_listed_and_not_drawn_and_nothing_lies_outside() -> None:
-    near = [Near("Task", str(number), "", "HAS", leads) for leads, many in ((True, 3), (False, 40)) for number in range(many)]
+    near = [
+        Neighbour("Task", str(number), "", "HAS", leads) for leads, many in ((True, 3), (False, 40)) for number in range(many)
+    ]
     drawn = draw_around(near)
     assert len(drawn.around) == len(drawn.arrows) == 15
     assert all(x >= 0 and x + drawn.node <= drawn.width and y >= 0 and y + 52 <= drawn.height for x, y, _ in drawn.around)

@@ -14,7 +14,7 @@ from moothall.domain.tool import ToolStatus
 from moothall.errors import ModelUnavailable
 from moothall.guard.policy import Policy
 from moothall.guard.seat import SeatContext
-from moothall.guard.steps import Checked
+from moothall.guard.steps import CheckedCall
 from moothall.services.checkup import Checkup, Probe
 from moothall.testing.bus import MemoryBus
 from support.callers import OTHER, TOKENS, doors_of
@@ -192,7 +192,7 @@ async def test_discovery_shows_what_the_tenant_has(tmp_path: Path) -> None:
 
 async def test_a_parked_request_that_is_allowed_runs_once(tmp_path: Path) -> None:
     class Parks(Policy):
-        async def check(self, seat: SeatContext, checked: Checked) -> None:
+        async def check(self, seat: SeatContext, checked: CheckedCall) -> None:
             from moothall.guard.seat import Stopped
 
             if checked.spec.name == "files.delete":

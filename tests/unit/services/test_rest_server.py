@@ -26,7 +26,7 @@ from uvicorn.server import ServerState
 from moothall import config
 from moothall.domain.overview import Condition
 from moothall.errors import ConfigurationError
-from moothall.services.asgi import Address, Connection, ServerLimits, serving
+from moothall.services.asgi import ClientConnection, ListenAddress, ServerLimits, serving
 from moothall.services.checkup import Checkup, Probe
 from moothall.services.doors import Doors
 from moothall.services.page.sessions import Sessions
@@ -40,9 +40,9 @@ from support.visits import Visiting
 
 
 def test_what_we_override_in_uvicorn_is_as_it_was() -> None:
-    """A release of uvicorn that changes what `Connection` and `serving` stand on fails here."""
+    """A release of uvicorn that changes what `ClientConnection` and `serving` stand on fails here."""
     theirs = set(dir(HttpToolsProtocol)) | {"cycle", "connections", "headers", "loop", "server_state", "transport", "url"}
-    assert {name for name, held in vars(Connection).items() if inspect.isfunction(held)} - theirs == {"_allow"}
+    assert {name for name, held in vars(ClientConnection).items() if inspect.isfunction(held)} - theirs == {"_allow"}
     assert {"send_400_response", "shutdown"} <= theirs
     made = inspect.getsource(HttpToolsProtocol)
     for said in (
@@ -340,7 +340,7 @@ async def test_an_answer_that_fails_by_a_bug_on_its_way_is_cut_off(behind: Visit
     app = application(config.Web(), doors(behind), TOKENS, Sessions(1, 1, 1))
     app.router.routes.append(Route("/stream", stream))
     async with (
-        serving(app, Address("HTTP", "web", "127.0.0.1", 0, 0), ServerLimits()) as port,
+        serving(app, ListenAddress("HTTP", "web", "127.0.0.1", 0, 0), ServerLimits()) as port,
         aiohttp.ClientSession() as session,
     ):
         headers = {"Authorization": f"Bearer {TOKEN}"}

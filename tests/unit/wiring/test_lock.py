@@ -13,7 +13,7 @@ from moothall.wiring.bus import hold_or_find
 
 
 def test_one_holder_at_a_time(tmp_path: Path) -> None:
-    with directory.hold(tmp_path), pytest.raises(directory.Taken), directory.hold(tmp_path):
+    with directory.hold(tmp_path), pytest.raises(directory.DirectoryTaken), directory.hold(tmp_path):
         pytest.fail("held twice")
     with directory.hold(tmp_path):
         pass
@@ -44,7 +44,7 @@ async def test_who_waits_for_one_that_ends_without_serving_takes_its_place(tmp_p
             await asyncio.sleep(0.01)
         await stack.aclose()
         assert await waiting is None
-        with pytest.raises(directory.Taken), directory.hold(tmp_path):
+        with pytest.raises(directory.DirectoryTaken), directory.hold(tmp_path):
             pytest.fail("held twice")
 
 

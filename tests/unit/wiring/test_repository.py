@@ -11,7 +11,7 @@ from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.errors import ConfigurationError, InvalidRequest, RepositoryError
 from moothall.settings import load_settings
-from moothall.wiring.early import Named
+from moothall.wiring.early import NamedRepository
 from moothall.wiring.repository import find_repository, unseen
 from moothall.wiring.trusted import trusted_repositories
 from support.repos import Repo, make_sample
@@ -29,26 +29,29 @@ def repo(tmp_path: Path) -> Repo:
 
 async def test_inside_a_repository_it_is_that_one(settings: Settings, repo: Repo) -> None:
     with contextlib.chdir(repo.path / "src"):
-        found = await find_repository(settings, Named())
+        found = await find_repository(settings, NamedRepository())
     assert found is not None
     assert trusted_repositories(settings).registry.get(found.id, LOCAL.tenant).origin == str(repo.path)
 
 
 async def test_outside_of_one_or_about_text_it_is_none(settings: Settings, tmp_path: Path, repo: Repo) -> None:
     with contextlib.chdir(tmp_path):
-        assert await find_repository(settings, Named()) is None
+        assert await find_repository(settings, NamedRepository()) is None
     with contextlib.chdir(repo.path):
-        assert await find_repository(settings, Named(text=True)) is None
+        assert await find_repository(settings, NamedRepository(text=True)) is None
 
 
-@pytest.mark.parametrize("named", [Named("x", text=True), Named(ref="main", text=True), Named(profile=Path("p"), text=True)])
-async def test_text_and_a_repository_contradict(settings: Settings, named: Named) -> None:
+@pytest.mark.parametrize(
+    "named",
+    [NamedRepository("x", text=True), NamedRepository(ref="main", text=True), NamedRepository(profile=Path("p"), text=True)],
+)
+async def test_text_and_a_repository_contradict(settings: Settings, named: NamedRepository) -> None:
     with pytest.raises(InvalidRequest, match="--text is about no repository; leave it or --"):
         await find_repository(settings, named)
 
 
 async def test_what_is_not_committed_is_said(settings: Settings, repo: Repo) -> None:
-    found = await find_repository(settings, Named(str(repo.path)))
+    found = await find_repository(settings, NamedRepository(str(repo.path)))
     assert found is not None
     assert await unseen(settings, found) == ""
     repo.write({"new.py": "", "README.md": "other", "x.log": "ignored"})
@@ -64,9 +67,9 @@ async def test_a_profile_stands_for_the_repositorys_own_this_time(settings: Sett
     file = tmp_path / "mine.toml"
     file.write_text('[checks]\ntests = "make check"\n', encoding="utf-8")
     repositories = trusted_repositories(settings)
-    plain = await find_repository(settings, Named(str(repo.path)))
-    mine = await find_repository(settings, Named(str(repo.path), profile=file))
-    again = await find_repository(settings, Named(str(repo.path)))
+    plain = await find_repository(settings, NamedRepository(str(repo.path)))
+    mine = await find_repository(settings, NamedRepository(str(repo.path), profile=file))
+    again = await find_repository(settings, NamedRepository(str(repo.path)))
     assert plain is not None
     assert mine is not None
     assert again == plain != mine
@@ -80,7 +83,7 @@ async def test_a_profile_stands_for_the_repositorys_own_this_time(settings: Sett
 async def test_a_profile_that_is_none_is_named(settings: Settings, repo: Repo, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     with pytest.raises(ConfigurationError, match=r"mine\.toml cannot be read: No such file"):
-        await find_repository(settings, Named(str(repo.path), profile=file))
+        await find_repository(settings, NamedRepository(str(repo.path), profile=file))
     file.write_text("setup = 1\n", encoding="utf-8")
     with pytest.raises(RepositoryError, match=r"mine\.toml, line 1: setup"):
-        await find_repository(settings, Named(str(repo.path), profile=file))
+        await find_repository(settings, NamedRepository(str(repo.path), profile=file))

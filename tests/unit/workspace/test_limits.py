@@ -7,7 +7,7 @@ import pytest
 from moothall.config import Sandbox, Workspace
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
-from moothall.workspace.limits import Limit, describe_limit, limit
+from moothall.workspace.limits import CheckLimit, describe_limit, limit
 
 SETTINGS = Workspace(check_seconds=100, base_seconds=50, check_factor=5, check_floor_seconds=20, case_seconds=2)
 
@@ -30,7 +30,7 @@ def prepared(**run: object) -> Prepared:
 def test_the_base_gets_the_most_and_three_times_a_case(command: str, seconds: float, why: str) -> None:
     profile = Profile(checks={"tests": tuple(command.split())})
     bare = Prepared(Base("r", "0" * 40, profile), "key", ())
-    assert limit(SETTINGS, bare, "tests") == Limit(seconds, 6, why)
+    assert limit(SETTINGS, bare, "tests") == CheckLimit(seconds, 6, why)
     told = replace(profile, reports={"tests": ("out/*.xml",)})
     assert limit(SETTINGS, replace(bare, base=replace(bare.base, profile=told)), "tests").seconds == 100
     assert limit(SETTINGS.model_copy(update={"base_seconds": 200.0}), bare, "tests").seconds == 100
@@ -51,10 +51,10 @@ def test_the_base_gets_the_most_and_three_times_a_case(command: str, seconds: fl
     ],
 )
 def test_limits_follow_from_the_base(run: dict[str, object], expected: tuple[float, float, str]) -> None:
-    assert limit(SETTINGS, prepared(**run), "tests") == Limit(*expected)
+    assert limit(SETTINGS, prepared(**run), "tests") == CheckLimit(*expected)
 
 
 def test_a_limit_that_was_hit_is_named_with_its_setting() -> None:
-    given = Limit(42, 2, "workspace.check_floor_seconds")
+    given = CheckLimit(42, 2, "workspace.check_floor_seconds")
     assert describe_limit("tests", "timeout", given, Sandbox()) == "tests hit the limit of 42 s (workspace.check_floor_seconds)"
     assert "sandbox.memory_bytes = 2e+09" in describe_limit("tests", "memory", given, Sandbox())

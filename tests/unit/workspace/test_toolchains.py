@@ -6,7 +6,7 @@ import pytest
 
 from moothall.domain.repository import Base, Profile
 from moothall.sandbox.spec import interpreter
-from moothall.wiring.repository import Checked
+from moothall.wiring.repository import RepositoryCheck
 from moothall.workspace.layout import environment_key
 from moothall.workspace.toolchains import choose, own_python, pythons
 
@@ -31,7 +31,7 @@ def test_a_python_that_fits_is_found_on_the_machine() -> None:
     base = Base("r", "0" * 40, Profile(checks={"tests": ("python", "-m", "pytest")}))
     elsewhere = Base("r", "0" * 40, Profile(checks=base.profile.checks, needs={"python": f"=={minor}.*"}))
     assert environment_key(base) != environment_key(elsewhere)
-    assert Checked(elsewhere, None, None, 0.0).interpreter == str(other.program), "and `moothall check` names it"
+    assert RepositoryCheck(elsewhere, None, None, 0.0).interpreter == str(other.program), "and `moothall check` names it"
 
 
 @pytest.mark.e2e  # starts every Python that there is

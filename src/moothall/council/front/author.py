@@ -17,7 +17,7 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import new_task_id
 from moothall.domain.task import Constraints, DeliberationRequest
 from moothall.errors import InvalidRequest, MoothallError
-from moothall.planning.coach import TITLE, WANT, WHO, WHY, Draft, Score, check, is_gherkin, score
+from moothall.planning.coach import TITLE, WANT, WHO, WHY, Score, StoryDraft, check, is_gherkin, score
 from moothall.ports import Deliberations
 
 MODEL, RULES = "model", "rules"
@@ -35,10 +35,10 @@ _SHAPE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenStory:
     """A story, who wrote it (model or rules), and its score."""
 
-    draft: Draft
+    draft: StoryDraft
     by: str
     score: Score
 
@@ -51,7 +51,7 @@ class Author:
         self._model = model
         self._seconds = seconds
 
-    async def refine(self, draft: Draft, who: Principal) -> Written:
+    async def refine(self, draft: StoryDraft, who: Principal) -> WrittenStory:
         """Return the story as it scores highest: as it is, by the rules or by the model. Raises `InvalidRequest`."""
         draft = check(draft)
         told = "\n".join(
@@ -60,7 +60,7 @@ class Author:
         asked = f"Improve this story of a product owner.\n\n{fence('the story', told)}\n\n{_SHAPE}"
         return await self._best(refine(draft), asked, who)
 
-    async def suggest(self, goal: str, who: Principal) -> Written:
+    async def suggest(self, goal: str, who: Principal) -> WrittenStory:
         """Return a first draft. Raises `InvalidRequest` for a goal that says nothing."""
         goal = " ".join(goal.split())
         if not goal:
@@ -68,12 +68,12 @@ class Author:
         asked = f"Write a story of a product owner for this goal.\n\n{fence('the goal', goal)}\n\n{_SHAPE}"
         return await self._best(suggest(goal), asked, who)
 
-    async def _best(self, ruled: Draft, asked: str, who: Principal) -> Written:
-        best = Written(ruled, RULES, score(ruled))
+    async def _best(self, ruled: StoryDraft, asked: str, who: Principal) -> WrittenStory:
+        best = WrittenStory(ruled, RULES, score(ruled))
         said = await self._ask(asked, who) if self._model else ""
         with suppress(InvalidRequest):  # too long, which is as good as none
             draft = check(read(said))
-            found = Written(draft, MODEL, score(draft))
+            found = WrittenStory(draft, MODEL, score(draft))
             return max(best, found, key=lambda item: item.score.total)  # the rules where both score alike: they invent nothing
         return best
 
@@ -101,7 +101,7 @@ class Author:
         return next((result.content for result in outcome.results if result.seat == outcome.winner_id), "")
 
 
-def refine(draft: Draft) -> Draft:
+def refine(draft: StoryDraft) -> StoryDraft:
     """Return the story as rules can better it; they add no wish that its author does not have."""
     title = _shorten(draft.title.rstrip(" .!"))
     description = draft.description
@@ -110,11 +110,11 @@ def refine(draft: Draft) -> Draft:
     if title and not (WHO.search(description) or WANT.search(description)):
         description = f"As a <who>, I want this: {title}.\n\n{description}".strip()
     ac = tuple(dict.fromkeys(_as_gherkin(line) for line in draft.ac)) or (_OPEN,)
-    better = Draft(title[:1].upper() + title[1:], description, ac)
+    better = StoryDraft(title[:1].upper() + title[1:], description, ac)
     return better if score(better).total >= score(draft).total else replace(draft, ac=draft.ac or (_OPEN,))
 
 
-def suggest(goal: str) -> Draft:
+def suggest(goal: str) -> StoryDraft:
     """Return a first draft by rules: what the goal says, and holes where it says nothing."""
     wish, reason = goal.rstrip(" .!"), "<why>"
     if (why := WHY.search(goal)) is not None:
@@ -122,12 +122,12 @@ def suggest(goal: str) -> Draft:
     title = _shorten(re.sub(r"^(?:as (?:an?|the) [\w ]+?,? )?I (?:want|need|would like)(?: to)? ", "", wish, flags=re.IGNORECASE))
     who = WHO.search(wish)
     said = wish if who and WANT.search(wish) else f"As a <who>, I want this: {wish}"
-    return Draft(
+    return StoryDraft(
         title[:1].upper() + title[1:], f"{said}, so that {reason}.", (_OPEN, _OPEN.replace("something happens", "it goes wrong"))
     )
 
 
-def read(said: str) -> Draft:
+def read(said: str) -> StoryDraft:
     """Return the story that a reply tells, as far as it does."""
     fields: dict[str, list[str]] = {"title": [], "description": [], "criteria": []}
     into = ""
@@ -137,7 +137,7 @@ def read(said: str) -> Draft:
             line = found[2]  # noqa: PLW2901 - the rest of the line
         if into and line.strip(" *`#"):
             fields[into].append(line.strip(" *`#"))
-    return Draft(" ".join(fields["title"]), "\n".join(fields["description"]), tuple(fields["criteria"]))
+    return StoryDraft(" ".join(fields["title"]), "\n".join(fields["description"]), tuple(fields["criteria"]))
 
 
 def _as_gherkin(criterion: str) -> str:

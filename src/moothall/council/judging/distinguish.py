@@ -49,7 +49,7 @@ _CRASHES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ProbedInput:
     """An input with the file that defines its function, and what the base's docstring says comes of it, where it says so."""
 
     path: str
@@ -61,7 +61,7 @@ class Asked:
 class _Told:
     """What came of the inputs: `outcomes` and `seats` by diff, of those that ran; `steady` and `apart` are places in `asked`."""
 
-    asked: Sequence[Asked]
+    asked: Sequence[ProbedInput]
     steady: Sequence[int]
     apart: Sequence[int]
     outcomes: Mapping[str, Sequence[str]]
@@ -165,14 +165,14 @@ class DistinguishingInputs:
             found.append((path, base, texts, changed_names(path, base, texts)[:_FUNCTIONS]))
         return found
 
-    async def _what_to_call(self, proposals: Sequence[Proposal], written: Sequence[str]) -> tuple[Asked, ...]:
+    async def _what_to_call(self, proposals: Sequence[Proposal], written: Sequence[str]) -> tuple[ProbedInput, ...]:
         """Return what to call: functions that the candidates make differently, on inputs from docstrings, tests and variants."""
-        found: list[Asked] = []
+        found: list[ProbedInput] = []
         for path, base, texts, names in await self._changed_files(proposals):
             for name in names:
                 sources = [*written, *await self._tests(name, path)]
                 made = calls(path, name, base, texts, sources, most=self.limits.inputs)
-                found += [Asked(path, item, said) for item, said in made.items()]
+                found += [ProbedInput(path, item, said) for item, said in made.items()]
         return tuple(found)
 
     async def _tests(self, name: str, home: str) -> list[str]:
@@ -191,7 +191,7 @@ class DistinguishingInputs:
                 self._texts[path] = text if len(text) < TEXT_LIMIT else ""
         return self._texts[path]
 
-    async def _outcomes(self, diff: str, asked: Sequence[Asked]) -> tuple[str, ...]:
+    async def _outcomes(self, diff: str, asked: Sequence[ProbedInput]) -> tuple[str, ...]:
         """Return what came of each, `_UNSTEADY` where two processes gave two answers; () where it could not be run."""
         found: dict[int, str] = {}
         for code, endings in LANGUAGES.items():

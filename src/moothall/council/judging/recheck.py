@@ -13,7 +13,7 @@ from moothall.council.facts import Facts
 from moothall.council.judging.counter import CounterProof, Proving
 from moothall.council.judging.cross import CrossTests
 from moothall.council.judging.distinguish import DistinguishingInputs
-from moothall.council.judging.runs import FreshRuns, Ran
+from moothall.council.judging.runs import CheckRuns, FreshRuns
 from moothall.council.prompting.context import is_test
 from moothall.council.prompting.text import clip
 from moothall.domain.codec import dump
@@ -108,7 +108,9 @@ class Bench:
         self._altered[proposal.diff] = altered_examples(self._runs.exact(proposal.diff), await self._before(proposal.diff))
         every = dict.fromkeys(self._prepared.base.profile.checks, ())
         ran = (
-            await self._runs.run(every, "check", key[:12], diff=proposal.diff) if proposal.diff.strip() else Ran({}, refused=True)
+            await self._runs.run(every, "check", key[:12], diff=proposal.diff)
+            if proposal.diff.strip()
+            else CheckRuns({}, refused=True)
         )
         runs, applies = ran.runs, not ran.refused
         found = self._compare(proposal, runs, self._prepared.flaky, applies=applies)

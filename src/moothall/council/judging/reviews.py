@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from moothall.council.assembly import Council
+from moothall.council.assembly import Assembly
 from moothall.council.judging.recheck import facts_text
 from moothall.council.prompting import prompts
 from moothall.council.prompting.reply import (
@@ -94,7 +94,7 @@ _TOKENS = 400
 _INPUTS, _SHOWN = 8, 4  # calls that are asked for, and answers that are shown for that
 
 
-async def hold_reviews(council: Council, pairs: Sequence[tuple[str, Answer]], phase: str, round_: int) -> list[Review]:
+async def hold_reviews(council: Assembly, pairs: Sequence[tuple[str, Answer]], phase: str, round_: int) -> list[Review]:
     """Ask for these reviews side by side; one that fails is left out, and so are all where the budget is used up."""
     if council.ledger.used_up:
         return []
@@ -111,7 +111,7 @@ async def hold_reviews(council: Council, pairs: Sequence[tuple[str, Answer]], ph
     return sorted(found, key=lambda item: (item.candidate, item.reviewer))
 
 
-async def _one_review(council: Council, reviewer: str, answer: Answer, step: str) -> list[Review]:
+async def _one_review(council: Assembly, reviewer: str, answer: Answer, step: str) -> list[Review]:
     wanted = prompts.criteria(council.d.constraints)
     llm = council.parts.llm
     facts = next(
@@ -164,7 +164,7 @@ async def _one_review(council: Council, reviewer: str, answer: Answer, step: str
     return []
 
 
-async def write_inputs(council: Council) -> tuple[str, ...]:
+async def write_inputs(council: Assembly) -> tuple[str, ...]:
     """Return code that calls what the answers make differently; () where nothing is undecided, too little of the budget is left
     (`limits.inputs_tokens`) or the model says nothing of use. A council whose model is asked for one function alone is lost in this.
     """

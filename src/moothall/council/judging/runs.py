@@ -37,7 +37,7 @@ async def no_tool(name: str, arguments: Mapping[str, Any]) -> ToolResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class CheckRuns:
     """What checks came to, by name; what did not run is not there. `refused`: the patch does not apply; `why`: what went wrong."""
 
     runs: Mapping[str, CheckRun]
@@ -76,7 +76,7 @@ class FreshRuns:
         apart: Sequence[str] = (),
         seconds: float = 0.0,
         label: str = "",
-    ) -> Ran:
+    ) -> CheckRuns:
         """Run checks (name: the cases to narrow it to, none for all) in a workspace called `name`; `paths` narrows to test files;
         Python modules of the files `apart` run in a process of their own. Each check is stopped after `seconds`, if any are said.
 
@@ -105,12 +105,12 @@ class FreshRuns:
                         with watch_check(label or check, called) as noted:
                             ran = await workspace.check(check, paths=paths, cases=cases, deadline=deadline, apart=apart)
                             runs[check] = noted(ran)
-                return Ran(runs)
+                return CheckRuns(runs)
             except PatchRefused as error:
-                return Ran(runs, refused=True, why=error.message)
+                return CheckRuns(runs, refused=True, why=error.message)
             except (WorkspaceFailed, SandboxUnavailable) as error:
                 why = error.message
-        return Ran(runs, why=why)
+        return CheckRuns(runs, why=why)
 
     async def code(
         self, code: str, given: Mapping[str, Any], times: int, *name: str, diff: str, seconds: float

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from moothall.config import Limits
-from moothall.council.prompting.packing import Line, fill, lay_out, lines_of
+from moothall.council.prompting.packing import ContextLine, fill, lay_out, lines_of
 from moothall.council.prompting.prompts import ROLES
 from moothall.council.prompting.text import fence, most_tokens
 from moothall.domain.briefing import Briefing, BriefingRequest
@@ -77,7 +77,7 @@ class Briefings:
         found = await fill(lines, lambda chosen: self._clean(lay_out(chosen)), self._count, room) if room > 0 else None
         return self._clean(lay_out(found[0])) if found else ""
 
-    async def _lines(self, asked: BriefingRequest, role: str, wanted: Sequence[str], who: Principal) -> list[Line]:
+    async def _lines(self, asked: BriefingRequest, role: str, wanted: Sequence[str], who: Principal) -> list[ContextLine]:
         about = {
             "story_id": asked.story_id,
             "task_id": asked.task_id,
@@ -103,11 +103,11 @@ class Briefings:
         return [spec.name for spec in list_tools(grant, without=self._rules.without(tenant), catalogue=self._rules.catalogue)]
 
 
-def _text(lay: Callable[[Sequence[Line]], Briefing], lines: Sequence[Line]) -> str:
+def _text(lay: Callable[[Sequence[ContextLine]], Briefing], lines: Sequence[ContextLine]) -> str:
     return lay(lines).text
 
 
-def _lay_out(head: tuple[str, str], clean: Callable[[str], str], lines: Sequence[Line]) -> Briefing:
+def _lay_out(head: tuple[str, str], clean: Callable[[str], str], lines: Sequence[ContextLine]) -> Briefing:
     """Lay out a text, from what most calls share to what the fewest do."""
     system, tools = head
     told = clean(lay_out([line for line in lines if line.scope != "timeline"]))

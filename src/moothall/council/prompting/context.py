@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from moothall.council.prompting.frames import Known, Red, red_cases
-from moothall.council.prompting.survey import Span, Survey, SurveyOrder
+from moothall.council.prompting.survey import Passage, Survey, SurveyOrder
 from moothall.council.prompting.text import CHARS_PER_TOKEN, clip, tokens
 from moothall.domain.repository import Prepared
 from moothall.errors import NotFound
@@ -54,7 +54,7 @@ class Shown:
     cases: tuple[tuple[str, str], ...] = ()
     code: tuple[tuple[str, str], ...] = ()
     map: str = ""
-    example: Span | None = None
+    example: Passage | None = None
     guide: str = ""
 
 
@@ -151,7 +151,7 @@ def _cases(red: Sequence[Red], room: _Room, most: float) -> tuple[tuple[str, str
     return tuple(shown)
 
 
-def _failing_texts(texts: dict[str, str], spans: Sequence[Span], room: _Room, share: int) -> tuple[tuple[str, str], ...]:
+def _failing_texts(texts: dict[str, str], spans: Sequence[Passage], room: _Room, share: int) -> tuple[tuple[str, str], ...]:
     """Return the files of the failing tests, of long ones just the tests."""
     failing = []
     for path, text in texts.items():
@@ -164,7 +164,7 @@ def _failing_texts(texts: dict[str, str], spans: Sequence[Span], room: _Room, sh
     return tuple(failing)
 
 
-def _code(spans: Sequence[Span], texts: dict[str, str], room: _Room, most: float) -> tuple[tuple[str, str], ...]:
+def _code(spans: Sequence[Passage], texts: dict[str, str], room: _Room, most: float) -> tuple[tuple[str, str], ...]:
     """Return the functions that the failures lead through, but for the tests."""
     end = room.left - most
     code = []

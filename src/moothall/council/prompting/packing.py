@@ -37,7 +37,7 @@ _HEADS: Mapping[Scope, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ContextLine:
     """Something that can be told; `worth` decides whether it is."""
 
     scope: Scope
@@ -47,7 +47,7 @@ class Line:
 
 def lines_of(
     row: Mapping[str, Any], similar: Sequence[Mapping[str, Any]], timeline: Sequence[Mapping[str, Any]], about: str
-) -> list[Line]:
+) -> list[ContextLine]:
     """Return all that could be told, in the order of the pack. `row` answers the question `context`, `similar` and `timeline` (oldest first)
     those of their names; `about` is what the task says.
     """
@@ -68,13 +68,13 @@ def lines_of(
         notes.setdefault(scopes().notes[str(item.get("kind"))], []).append(_note(item))
     worth = scopes().worth
     return [
-        Line(scope, text, worth[scope] * _LATER**place)
+        ContextLine(scope, text, worth[scope] * _LATER**place)
         for scope in worth
         for place, text in enumerate(text for text in (*told[scope], *notes.get(scope, ())) if text)
     ]
 
 
-def lay_out(lines: Sequence[Line]) -> str:
+def lay_out(lines: Sequence[ContextLine]) -> str:
     """Return the lines under their headings; the same lines, the same bytes."""
     parts: dict[Scope, list[str]] = {}
     for line in lines:
@@ -83,8 +83,8 @@ def lay_out(lines: Sequence[Line]) -> str:
 
 
 async def fill(
-    lines: Sequence[Line], made: Callable[[Sequence[Line]], str], count: CountTokens, budget: int
-) -> tuple[Sequence[Line], int] | None:
+    lines: Sequence[ContextLine], made: Callable[[Sequence[ContextLine]], str], count: CountTokens, budget: int
+) -> tuple[Sequence[ContextLine], int] | None:
     """Return the most valuable lines with which what `made` makes of them has at most `budget` tokens, and how many it has; None where it
     has more without any. The count is asked about as often as the number of lines has digits in binary, at most.
     """

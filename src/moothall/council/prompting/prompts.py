@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from moothall.council.prompting.context import GUIDE, Shown
 from moothall.council.prompting.reply import Action
-from moothall.council.prompting.survey import Span
+from moothall.council.prompting.survey import Passage
 from moothall.council.prompting.text import fence
 from moothall.domain.chat import Message, ReplyMode
 from moothall.domain.task import Constraints, Deliberation
@@ -80,7 +80,7 @@ _TEXT_SPELLING = {
 }
 
 
-def system_text(specs: Sequence[ToolSpec], mode: ReplyMode, *, python: bool = False, example: Span | None = None) -> str:
+def system_text(specs: Sequence[ToolSpec], mode: ReplyMode, *, python: bool = False, example: Passage | None = None) -> str:
     """Return what every seat of a role is told first; without tools, what a council about text is told. `python`: blocks of it
     are offered. `example`: the function of the repository that the worked example is about.
     """
@@ -101,7 +101,7 @@ def system_text(specs: Sequence[ToolSpec], mode: ReplyMode, *, python: bool = Fa
     )
 
 
-def _example(example: Span | None) -> tuple[Action, str, str, str]:
+def _example(example: Passage | None) -> tuple[Action, str, str, str]:
     """Return the worked example's action, its task, why a test failed, and how it ended.
 
     Its code is of the repository: a small model that copies it changes nothing, and the path and the style are right.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from moothall.council.checking import Standing
 from moothall.council.prompting.text import clip, fence
-from moothall.domain.code import CodeRun
+from moothall.domain.code import BlockRun
 from moothall.domain.evidence import RED, CheckRun
 from moothall.domain.tool import ToolResult, ToolStatus
 
@@ -26,7 +26,7 @@ _NAMED, _DETAILED = 10, 3  # red cases that are named, and those whose output is
 _TIERS = {"monty": "", "python": "in CPython, since "}
 
 
-def block_text(run: CodeRun, room: int) -> str:
+def block_text(run: BlockRun, room: int) -> str:
     """How a block of Python ended and where it ran; what it printed, its value or its error within `room` characters."""
     where = f" ({_TIERS[run.tier]}{' '.join(run.why.split())[:200]})" if run.why else ""
     said = {"printed": run.printed, "value": "" if run.value is None else json.dumps(run.value, ensure_ascii=False, default=str)}

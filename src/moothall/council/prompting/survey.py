@@ -38,7 +38,7 @@ class SurveyOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Passage:
     """A piece of a file from a line on: a function, mostly, with its qualified name."""
 
     path: str
@@ -51,10 +51,10 @@ class Span:
 class Survey:
     """The code round the wanted lines, files that define the wanted names, a map of files and signatures, a function to show."""
 
-    spans: tuple[Span, ...] = ()
+    spans: tuple[Passage, ...] = ()
     homes: tuple[str, ...] = ()
     map: str = ""
-    example: Span | None = None
+    example: Passage | None = None
 
 
 class Surveyor:
@@ -112,7 +112,7 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _span(item: Any, known: set[str]) -> Span | None:
+def _span(item: Any, known: set[str]) -> Passage | None:
     if not isinstance(item, dict):
         return None
     path, name, line, text = (item.get(field) for field in ("path", "name", "line", "text"))
@@ -120,4 +120,4 @@ def _span(item: Any, known: set[str]) -> Span | None:
         isinstance(path, str) and path in known and isinstance(name, str) and isinstance(line, int) and isinstance(text, str)
     ):
         return None
-    return Span(path, name[:_NAME_CHARS], line, text[:_TEXT_CHARS])
+    return Passage(path, name[:_NAME_CHARS], line, text[:_TEXT_CHARS])

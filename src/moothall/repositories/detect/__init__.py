@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from moothall.domain.repository import SetupStep
 from moothall.repositories.detect import node, others
 from moothall.repositories.detect import python as pythons
-from moothall.repositories.detect.project import Found, Project, strings, table
+from moothall.repositories.detect.project import FoundProject, Project, strings, table
 from moothall.repositories.rules import matches
 
 ENV_PYTHON = pythons.ENV_PYTHON
@@ -62,7 +62,7 @@ def detect(files: Collection[str], texts: Mapping[str, str], most: int = MOST_PR
     named = {name: project.folder for project in reversed(projects) if (name := pythons.project_name(project))}
     crates = [crate for project in projects if isinstance(crate := table(project.toml("Cargo.toml"), "package").get("name"), str)]
     notes: list[str] = []
-    found: dict[str, Found] = {}
+    found: dict[str, FoundProject] = {}
     own = _of(root, (), named, crates)
     whole = node.node(root)  # a workspace is installed at its root, also where only its members are tested
     members = node.workspaces(root) if whole else ()
@@ -101,14 +101,14 @@ def _project(folder: str, files: Collection[str], texts: Mapping[str, str]) -> P
     )
 
 
-def _of(project: Project, below: tuple[str, ...], named: Mapping[str, str], crates: list[str]) -> Found | None:
+def _of(project: Project, below: tuple[str, ...], named: Mapping[str, str], crates: list[str]) -> FoundProject | None:
     python = pythons.python(project, below, named)
     rest = (node.node(project), others.go(project), others.cargo(project, crates), others.make(project))
     with_tests = [found for found in (python, *rest) if found and "tests" in found.checks]
     return with_tests[0] if with_tests else python
 
 
-def _is_covered(project: Project, root: Project, found: Mapping[str, Found]) -> bool:
+def _is_covered(project: Project, root: Project, found: Mapping[str, FoundProject]) -> bool:
     """Whether the tests of the root, or of a folder above, run those of this folder too."""
     if any(project.folder.startswith(f"{folder}/") for folder in found):
         return "go.mod" not in project.files
@@ -118,7 +118,7 @@ def _is_covered(project: Project, root: Project, found: Mapping[str, Found]) -> 
     return False
 
 
-def _together(own: Found | None, inner: Mapping[str, Found], notes: list[str]) -> Detected:
+def _together(own: FoundProject | None, inner: Mapping[str, FoundProject], notes: list[str]) -> Detected:
     """Return all projects as one profile; those in folders name their checks after them."""
     steps: list[SetupStep] = []
     checks: dict[str, tuple[str, ...]] = {}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from moothall.domain.repository import SetupStep
-from moothall.repositories.detect.project import Found, Project, join_inside, strings, table
+from moothall.repositories.detect.project import FoundProject, Project, join_inside, strings, table
 
 TEXTS = ("package.json", ".nvmrc", ".node-version", ".yarnrc.yml", "pnpm-workspace.yaml")
 _LOCKS = {
@@ -41,7 +41,7 @@ _NONE = "no test specified"
 _STEPS = re.compile(r"\s*&&\s*|\s*;\s*")
 
 
-def node(project: Project) -> Found | None:
+def node(project: Project) -> FoundProject | None:
     """Return what is found in a Node project, None where it is none."""
     if "package.json" not in project.files:
         return None
@@ -54,7 +54,7 @@ def node(project: Project) -> Found | None:
         checks["lint"] = ("npm", "run", "--ignore-scripts", "--silent", lint)
     manager, version = _manager(project, package)
     lock = next((name for name, whose in _LOCKS.items() if whose == manager and name in project.files), "")
-    return Found(
+    return FoundProject(
         steps=tuple(_steps(project, package, manager, version, lock)),
         checks=checks,
         advisory=("lint",) if "lint" in checks else (),

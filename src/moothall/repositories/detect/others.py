@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moothall.domain.repository import SetupStep
-from moothall.repositories.detect.project import Found, Project, join_inside, table
+from moothall.repositories.detect.project import FoundProject, Project, join_inside, table
 
 GO_TEXTS = ("go.mod", "go.work")
 CARGO_TEXTS = ("Cargo.toml", "rust-toolchain", "rust-toolchain.toml")
 MAKEFILES = ("GNUmakefile", "makefile", "Makefile")  # in make's own order
 
 
-def go(project: Project) -> Found | None:
+def go(project: Project) -> FoundProject | None:
     """Return what is found in a Go module, None where it is none."""
     if "go.mod" not in project.files:
         return None
@@ -25,7 +25,7 @@ def go(project: Project) -> Found | None:
     steps = [] if project.any("/vendor/modules.txt") else [SetupStep(("go", "mod", "download"), project.folder)]
     # Runs none of the repository's code, and may fail: that it does not compile is for the checks to say.
     steps.append(SetupStep(("go", "test", "-exec", "true", "./..."), project.folder, optional=True))
-    return Found(
+    return FoundProject(
         steps=tuple(steps),
         checks={"tests": ("go", "test", "./...")} if project.any("*_test.go") else {},
         reads=tuple(name for name in ("go.mod", "go.sum", "go.work", "go.work.sum") if name in project.files),
@@ -34,7 +34,7 @@ def go(project: Project) -> Found | None:
     )
 
 
-def cargo(project: Project, packages: Sequence[str]) -> Found | None:
+def cargo(project: Project, packages: Sequence[str]) -> FoundProject | None:
     """Return what is found in a Cargo package or workspace, None where it is none. `packages` are all of the repository."""
     if "Cargo.toml" not in project.files:
         return None
@@ -47,7 +47,7 @@ def cargo(project: Project, packages: Sequence[str]) -> Found | None:
         channel = table(Project("", frozenset(), {"r": plain}).toml("r"), "toolchain").get("channel")
     elif plain:
         channel = plain
-    return Found(
+    return FoundProject(
         steps=(SetupStep(("cargo", "fetch"), project.folder), *_compile_steps(project, manifest, tests, packages)),
         checks={"tests": tests} if project.any("*.rs") else {},
         protected=("Cargo.toml",),
@@ -79,10 +79,10 @@ def _paths(project: Project) -> tuple[str, ...]:
     return tuple(found)
 
 
-def make(project: Project) -> Found | None:
+def make(project: Project) -> FoundProject | None:
     """Return what is found in a folder with a Makefile that tests something, None where there is none."""
     name = next((name for name in MAKEFILES if name in project.files), None)
     target = re.search(r"^(test|check|tests)\s*:(?!=)", project.texts.get(name, "") if name else "", re.MULTILINE)
     if name is None or target is None:
         return None
-    return Found(checks={"tests": ("make", target[1])}, protected=tuple(f"/{makefile}" for makefile in MAKEFILES))
+    return FoundProject(checks={"tests": ("make", target[1])}, protected=tuple(f"/{makefile}" for makefile in MAKEFILES))

@@ -55,7 +55,7 @@ class Project:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundProject:
     """How a project is set up and checked; `reads` are the files that set-up depends on, `checks` those by their own names.
 
     `depends` are folders of other projects, from the repository's root; with `history`, building it asks git.

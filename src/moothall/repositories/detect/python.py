@@ -11,7 +11,7 @@ from moothall.domain.repository import SetupStep
 from moothall.inside.checks import PLUGINS
 from moothall.repositories.detect.groups import extras, groups, plugins, requirement_files, runtime
 from moothall.repositories.detect.literals import setup_keyword
-from moothall.repositories.detect.project import Found, Project, strings, table
+from moothall.repositories.detect.project import FoundProject, Project, strings, table
 from moothall.repositories.detect.requirements import versions
 from moothall.repositories.rules import matches
 
@@ -38,7 +38,7 @@ _ASKS_GIT = re.compile(
 )
 
 
-def python(project: Project, below: Sequence[str], named: Mapping[str, str]) -> Found | None:
+def python(project: Project, below: Sequence[str], named: Mapping[str, str]) -> FoundProject | None:
     """Return what is found in a Python project, None where it is none.
 
     `below` are folders below this one that have checks of their own; `named` are all projects of the repository: name → folder.
@@ -56,7 +56,7 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, str]) -> 
         checks["tests"] = tests
     if lint:
         checks["lint"] = ("python", "-m", "ruff", "check", ".")
-    return Found(
+    return FoundProject(
         steps=(
             *_steps(project, pyproject, siblings),
             *((SetupStep((*PIP, "ruff"), project.folder, optional=True),) if lint else ()),

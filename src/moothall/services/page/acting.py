@@ -16,7 +16,7 @@ from moothall.domain.plan import Remark
 from moothall.errors import InvalidRequest
 from moothall.planning import saying
 from moothall.planning.card import remark as remark_of
-from moothall.planning.diffs import Line, read_diff
+from moothall.planning.diffs import DiffLine, read_diff
 from moothall.services.doors import Doors
 from moothall.services.page.forms import read_session_form, require_session
 from moothall.services.page.sessions import Session, Sessions
@@ -81,7 +81,7 @@ def _place(on: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def _line(outcome: Outcome, rank: int, number: int) -> Line | None:
+def _line(outcome: Outcome, rank: int, number: int) -> DiffLine | None:
     lines = next((read_diff(result.diff) for result in outcome.results if result.rank == rank), ())
     line = lines[number - 1] if 0 < number <= len(lines) else None
     return line if line is not None and line.kind != "place" else None

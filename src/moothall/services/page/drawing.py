@@ -63,7 +63,7 @@ def _arrow(start: TaskBox, end: TaskBox) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Near:
+class Neighbour:
     """A node beside another: its label, id and words, and the relation by which it is there; `leads` to the other, or comes from it."""
 
     label: str
@@ -82,11 +82,11 @@ class Star:
     node: int
     x: int
     y: int
-    around: tuple[tuple[int, int, Near], ...]
+    around: tuple[tuple[int, int, Neighbour], ...]
     arrows: tuple[str, ...]
 
 
-def draw_around(near: Sequence[Near]) -> Star:
+def draw_around(near: Sequence[Neighbour]) -> Star:
     """Return how the first nodes on each side of one are drawn."""
     sides = [[item for item in near if item.leads is leads][:_NODES] for leads in (True, False)]
     row, step = HIGH + _GAP, _NODE + 4 * _GAP

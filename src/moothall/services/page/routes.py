@@ -16,7 +16,7 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import new_task_id
 from moothall.errors import InvalidRequest, Permanent
 from moothall.planning.card import Card, by_state
-from moothall.planning.coach import Draft, check, score
+from moothall.planning.coach import StoryDraft, check, score
 from moothall.planning.lifecycle import DEFAULT_RIGOR, Blocked, decide, lifecycle
 from moothall.planning.planner import may_change
 from moothall.planning.rounds import rounds, task_ids
@@ -75,7 +75,7 @@ def _board_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         if request.method == "GET":
             return page("new.html", session=session, given={}, scored=None, wrong="", usual=DEFAULT_RIGOR, **told)
         given = await read_session_form(request, session)
-        wrong, scored, draft = "", None, Draft(given.get("title", ""), given.get("brief", ""), _criteria(given))
+        wrong, scored, draft = "", None, StoryDraft(given.get("title", ""), given.get("brief", ""), _criteria(given))
         try:
             scored = score(check(draft))
             if given.get("do") == "create":

@@ -14,7 +14,7 @@ from moothall.domain.ids import own_id
 from moothall.errors import GraphUnavailable, InvalidRequest, NotFound
 from moothall.repositories.trusted import TrustedRepositories
 from moothall.services.doors import Doors
-from moothall.services.page.drawing import Near, draw_around
+from moothall.services.page.drawing import Neighbour, draw_around
 from moothall.services.page.forms import require_session
 from moothall.services.page.sessions import Session, Sessions
 from moothall.services.page.shown import page
@@ -94,7 +94,7 @@ def _number(line: str) -> int:
     return int(line)
 
 
-def _near(row: Row) -> list[Near]:
+def _near(row: Row) -> list[Neighbour]:
     """Return what is related to a node, by relation."""
     here = (row["node"]["label"], row["node"]["id"])
     words = {(node["label"], node["id"]): _words(node) for node in row["neighbours"]}
@@ -105,7 +105,7 @@ def _near(row: Row) -> list[Near]:
             continue
         leads = end == here
         other = start if leads else end
-        found.append(Near(*other, words.get(other, ""), relation["type"], leads))
+        found.append(Neighbour(*other, words.get(other, ""), relation["type"], leads))
     return sorted(found, key=lambda item: (not item.leads, item.relation, item.label, item.id))
 
 

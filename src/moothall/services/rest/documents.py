@@ -44,7 +44,7 @@ class Turned(Exception):
         self.status, self.code, self.message = status, code, message
 
 
-class Lines(Response):
+class JsonLines(Response):
     """An answer of a line of JSON each, sent as they come; `lines` are closed with it."""
 
     media_type = "application/x-ndjson"
@@ -64,13 +64,13 @@ class Lines(Response):
             await send({"type": "http.response.body", "body": b""})
 
 
-class ServerSentEvents(Lines):
+class ServerSentEvents(JsonLines):
     """Lines that are whole server-sent events; the head is sent at once, before there is any."""
 
     media_type = EVENTS
 
 
-async def lines(facts: AsyncGenerator[T, None], write: Callable[[T], str]) -> Lines:
+async def lines(facts: AsyncGenerator[T, None], write: Callable[[T], str]) -> JsonLines:
     """Return what comes of `facts`, a line each. What is wrong before the first is raised; after it, the last line says so."""
 
     async def generate(first: T | None) -> AsyncGenerator[str, None]:
@@ -84,7 +84,7 @@ async def lines(facts: AsyncGenerator[T, None], write: Callable[[T], str]) -> Li
                 yield json.dumps({"code": error.code, "detail": error.message})
 
     try:
-        return Lines(generate(await anext(facts, None)))
+        return JsonLines(generate(await anext(facts, None)))
     except BaseException:
         await facts.aclose()
         raise

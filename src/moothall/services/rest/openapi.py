@@ -51,7 +51,7 @@ _HEADERS: Mapping[str, tuple[str, Schema]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class HttpOperation:
     """A method of a path: what answers it, the document that it takes, what it gives (with the fields of `more`), and headers that it heeds."""
 
     method: str
@@ -69,7 +69,7 @@ class Operation:
         return Route(self.path, self.answer, methods=[self.method])
 
 
-def openapi(operations: Iterable[Operation]) -> Schema:
+def openapi(operations: Iterable[HttpOperation]) -> Schema:
     """Return the document."""
     schemas: dict[str, Schema] = {"Problem": _PROBLEM}
     paths: dict[str, Schema] = {}
@@ -84,7 +84,7 @@ def openapi(operations: Iterable[Operation]) -> Schema:
     }
 
 
-def _describe_operation(operation: Operation, schemas: dict[str, Schema]) -> Schema:
+def _describe_operation(operation: HttpOperation, schemas: dict[str, Schema]) -> Schema:
     an_id = {"type": "string", "pattern": f"^{ID_PATTERN}$"}
     named = [{"name": name, "in": "path", "required": True, "schema": an_id} for name in _names(operation.path)]
     heeded = [

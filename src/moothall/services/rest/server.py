@@ -21,7 +21,7 @@ from starlette.types import Scope
 from moothall import config, telemetry
 from moothall.domain.identity import LOCAL, Principal
 from moothall.errors import ConfigurationError, Temporary
-from moothall.services.asgi import Address, ServerLimits, serving
+from moothall.services.asgi import ListenAddress, ServerLimits, serving
 from moothall.services.doors import Doors
 from moothall.services.identity import Bearers, caller, is_loopback
 from moothall.services.page.people import People
@@ -31,7 +31,7 @@ from moothall.services.page.sessions import Sessions
 from moothall.services.protos import Service, services_of
 from moothall.services.rest import edge
 from moothall.services.rest.documents import JSON, document, lines, message, to_json
-from moothall.services.rest.openapi import Operation, openapi
+from moothall.services.rest.openapi import HttpOperation, openapi
 from moothall.services.rest.routes import OPEN_PATHS, state_routes, tool_routes
 from moothall.services.rest.stories import story_operations
 
@@ -77,7 +77,7 @@ async def http_server(
         stall_seconds=settings.stall_seconds,
         grace_seconds=settings.grace_seconds,
     )
-    address = Address("HTTP", "web", settings.host, settings.port, DEFAULT_PORT)
+    address = ListenAddress("HTTP", "web", settings.host, settings.port, DEFAULT_PORT)
     sessions = Sessions(
         settings.sessions,
         settings.session_seconds,
@@ -146,7 +146,7 @@ def _links(sessions: Sessions) -> Route:
     return Route("/api/v1/sign-in-links", link, methods=["POST"])
 
 
-def _openapi_route(operations: Iterable[Operation]) -> Route:
+def _openapi_route(operations: Iterable[HttpOperation]) -> Route:
     told = openapi(operations)
 
     async def describe(_request: Request) -> Response:

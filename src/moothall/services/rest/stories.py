@@ -23,7 +23,7 @@ from moothall.services.doors import Doors
 from moothall.services.identity import caller
 from moothall.services.orchestrator import OrchestratorService
 from moothall.services.rest.documents import JSON, Body, ServerSentEvents, document, message, to_json
-from moothall.services.rest.openapi import KEY_CHARS, SEQ_DIGITS, Operation
+from moothall.services.rest.openapi import KEY_CHARS, SEQ_DIGITS, HttpOperation
 from moothall.services.stories import Planning
 from moothall.services.storycoach import StoryCoach
 
@@ -53,13 +53,13 @@ class _Told(Body):
     moves: tuple[_Move, ...]
 
 
-def story_operations(doors: Doors) -> Sequence[Operation]:
+def story_operations(doors: Doors) -> Sequence[HttpOperation]:
     """Return the board, plans, the coach and what came of deliberations."""
     planning = Planning(doors)
     return *_of_board(doors, planning), *_of_plans(planning), *_of_councils(doors)
 
 
-def _of_board(doors: Doors, planning: Planning) -> Sequence[Operation]:
+def _of_board(doors: Doors, planning: Planning) -> Sequence[HttpOperation]:
     board, scorer = doors.board, StoryCoach(doors.author)
 
     async def list_stories(_request: Request) -> Response:
@@ -104,8 +104,8 @@ def _of_board(doors: Doors, planning: Planning) -> Sequence[Operation]:
         return ServerSentEvents(_follow(planning, _number(after, "Last-Event-ID")))
 
     return (
-        Operation("GET", "/api/v1/stories", list_stories, gives=pb.ListStoriesResponse),
-        Operation(
+        HttpOperation("GET", "/api/v1/stories", list_stories, gives=pb.ListStoriesResponse),
+        HttpOperation(
             "POST",
             "/api/v1/stories",
             create,
@@ -114,17 +114,19 @@ def _of_board(doors: Doors, planning: Planning) -> Sequence[Operation]:
             status=201,
             headers=("Idempotency-Key",),
         ),
-        Operation("GET", "/api/v1/stories/{id}", story, gives=pb.GetStoryResponse, more=_Told),
-        Operation("POST", "/api/v1/stories/{id}/comments", comment, pb.CommentRequest, status=204, headers=("Idempotency-Key",)),
-        Operation(
+        HttpOperation("GET", "/api/v1/stories/{id}", story, gives=pb.GetStoryResponse, more=_Told),
+        HttpOperation(
+            "POST", "/api/v1/stories/{id}/comments", comment, pb.CommentRequest, status=204, headers=("Idempotency-Key",)
+        ),
+        HttpOperation(
             "POST", "/api/v1/stories/{id}/transitions", move, pb.TransitionRequest, pb.TransitionResponse, headers=("If-Match",)
         ),
-        Operation("POST", "/api/v1/coach/score", score, coach.ScoreStoryRequest, coach.ScoreStoryResponse),
-        Operation("GET", "/api/v1/events", events, gives="text/event-stream", headers=("Last-Event-ID",)),
+        HttpOperation("POST", "/api/v1/coach/score", score, coach.ScoreStoryRequest, coach.ScoreStoryResponse),
+        HttpOperation("GET", "/api/v1/events", events, gives="text/event-stream", headers=("Last-Event-ID",)),
     )
 
 
-def _of_plans(planning: Planning) -> Sequence[Operation]:
+def _of_plans(planning: Planning) -> Sequence[HttpOperation]:
     async def plan(request: Request) -> Response:
         """The tasks of a story, as they can be changed before its design is accepted."""
         return _answer(await planning.GetPlan(pb.GetPlanRequest(story_id=request.path_params["id"]), None))
@@ -136,12 +138,12 @@ def _of_plans(planning: Planning) -> Sequence[Operation]:
         return _answer(await planning.ChangePlan(asked, None))
 
     return (
-        Operation("GET", "/api/v1/stories/{id}/plan", plan, gives=pb.GetPlanResponse),
-        Operation("PUT", "/api/v1/stories/{id}/plan", change, pb.ChangePlanRequest, pb.ChangePlanResponse),
+        HttpOperation("GET", "/api/v1/stories/{id}/plan", plan, gives=pb.GetPlanResponse),
+        HttpOperation("PUT", "/api/v1/stories/{id}/plan", change, pb.ChangePlanRequest, pb.ChangePlanResponse),
     )
 
 
-def _of_councils(doors: Doors) -> Sequence[Operation]:
+def _of_councils(doors: Doors) -> Sequence[HttpOperation]:
     councils = OrchestratorService(doors)
 
     async def result(request: Request) -> Response:
@@ -167,8 +169,8 @@ def _of_councils(doors: Doors) -> Sequence[Operation]:
         return _answer(await councils.ResumeDeliberation(asked, None))
 
     return (
-        Operation("GET", "/api/v1/deliberations/{id}", result, gives=orchestrator.GetDeliberationResultResponse),
-        Operation(
+        HttpOperation("GET", "/api/v1/deliberations/{id}", result, gives=orchestrator.GetDeliberationResultResponse),
+        HttpOperation(
             "POST",
             "/api/v1/deliberations/{id}/steer",
             steer,
@@ -176,8 +178,8 @@ def _of_councils(doors: Doors) -> Sequence[Operation]:
             status=204,
             headers=("Idempotency-Key",),
         ),
-        Operation("POST", "/api/v1/deliberations/{id}/pause", pause, gives=orchestrator.PauseDeliberationResponse),
-        Operation("POST", "/api/v1/deliberations/{id}/resume", resume, gives=orchestrator.ResumeDeliberationResponse),
+        HttpOperation("POST", "/api/v1/deliberations/{id}/pause", pause, gives=orchestrator.PauseDeliberationResponse),
+        HttpOperation("POST", "/api/v1/deliberations/{id}/resume", resume, gives=orchestrator.ResumeDeliberationResponse),
     )
 
 

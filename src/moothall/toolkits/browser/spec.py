@@ -22,7 +22,7 @@ _NEEDS: Final = {
 _MAY: Final = {"text": ("selector",)}
 
 
-class Action(Arguments):
+class PageAction(Arguments):
     """One thing to do. `selector` is CSS and means the first element that it fits."""
 
     do: Literal["open", "click", "type", "wait", "text", "screenshot"]
@@ -48,7 +48,7 @@ class BrowserRun(Arguments):
     """
 
     url: Annotated[str, Field(min_length=8, max_length=2000)]
-    actions: Annotated[list[Action], Field(max_length=50)] = Field(default_factory=list)
+    actions: Annotated[list[PageAction], Field(max_length=50)] = Field(default_factory=list)
     path: Annotated[Path, _PNG] = "screenshot.png"
 
     @model_validator(mode="after")

@@ -18,7 +18,7 @@ _DOCKERFILE_BYTES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class BuildContext:
     """A tar, and its Dockerfile."""
 
     tar: bytes
@@ -26,7 +26,7 @@ class Context:
     dockerfile_path: str
 
 
-async def pack(workspace: Workspace, call: ToolCall, settings: Docker) -> Context:
+async def pack(workspace: Workspace, call: ToolCall, settings: Docker) -> BuildContext:
     """Return the files below the call's `path`. Owner, time and links of files are not kept; programs may be executed.
 
     Raises `InvalidRequest` where there are too many or too large, or no Dockerfile; `NotStored` where the workspace gives none.
@@ -60,7 +60,7 @@ async def pack(workspace: Workspace, call: ToolCall, settings: Docker) -> Contex
         text = files[wanted].decode()
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{wanted[:100]!r} is not text in UTF-8") from error
-    return Context(_tar(files), text, wanted)
+    return BuildContext(_tar(files), text, wanted)
 
 
 def _tar(files: dict[str, bytes]) -> bytes:

@@ -20,7 +20,7 @@ Words = Annotated[list[Annotated[str, Field(max_length=10_000)]], Field(max_leng
 Container = Annotated[str, Field(min_length=12, max_length=64), _CONTAINER]
 
 
-class Build(Arguments):
+class BuildImage(Arguments):
     """Builds the files of the folder `path` into an image called `tag`. `dockerfile` is a path in that folder."""
 
     tag: Annotated[str, Field(min_length=1, max_length=60), _TAG]
@@ -28,7 +28,7 @@ class Build(Arguments):
     dockerfile: Path = "Dockerfile"
 
 
-class Run(Arguments):
+class RunContainer(Arguments):
     """`command` is a list of words; none: what the image says. With `detach` it goes on when the call ends."""
 
     image: Annotated[str, Field(min_length=1, max_length=200), _IMAGE]
@@ -133,7 +133,7 @@ SPECS: Final = (
     _docker(
         "build",
         "build an image of the workspace's files",
-        Build,
+        BuildImage,
         Built,
         ({"tag": "app"}, {"tag": "app", "image": "sha256:5f0e", "output": "Step 1/2 : FROM scratch\n"}),
         paths=("path", "dockerfile"),
@@ -141,7 +141,7 @@ SPECS: Final = (
     _docker(
         "run",
         "run a container",
-        Run,
+        RunContainer,
         Ran,
         ({"image": "app", "command": ["/app", "--version"]}, {"container": _ID, "exit_code": 0, "output": "1.0\n"}),
     ),

@@ -21,7 +21,7 @@ from moothall.ports import Workspace
 from moothall.telemetry import get_logger
 from moothall.toolkits.answering import Output, answer_within
 from moothall.toolkits.docker import dockerfile
-from moothall.toolkits.docker.context import Context, pack
+from moothall.toolkits.docker.context import BuildContext, pack
 from moothall.toolkits.docker.engine import DockerEngine, engine_at, quote_name, socket_of
 from moothall.toolkits.docker.settings import Docker
 
@@ -158,7 +158,7 @@ class _Mine:
     def __init__(self, engine: DockerEngine, settings: Docker, owner: str, making: asyncio.Lock) -> None:
         self._engine, self._settings, self._owner, self._making = engine, settings, owner, making
 
-    async def build(self, context: Context, tag: str) -> Output:
+    async def build(self, context: BuildContext, tag: str) -> Output:
         settings = self._settings
         for image in dockerfile.check(context.dockerfile, self._is_allowed, runs=settings.build_runs):
             await self._image(image)  # it is there: nothing is pulled

@@ -13,19 +13,19 @@ from mcp_types import CallToolRequest, CallToolRequestParams, CallToolResult
 from moothall.domain.codec import encodable
 from moothall.errors import CallFailed, MoothallError
 from moothall.toolkits.answering import Output
-from moothall.toolkits.mcp.links import Ended, Streams
-from moothall.toolkits.mcp.spec import Offer, plain
+from moothall.toolkits.mcp.links import LinkEnd, Streams
+from moothall.toolkits.mcp.spec import OfferedTool, plain
 
 _PAGES = 20
 _TEXT_CHARS = 200_000
 _DEPTH = 20
 _WHY_CHARS = 600
 
-Link = Callable[[Ended], AbstractAsyncContextManager[Streams]]
+Link = Callable[[LinkEnd], AbstractAsyncContextManager[Streams]]
 
 
 @asynccontextmanager
-async def connected(name: str, link: Link, seconds: float, ended: Ended) -> AsyncIterator[Client]:
+async def connected(name: str, link: Link, seconds: float, ended: LinkEnd) -> AsyncIterator[Client]:
     """Connect to a server, which has so many seconds for each answer. Raises what `telling` does."""
     with telling(name, ended):
         async with Client(link(ended), read_timeout_seconds=seconds, cache=None) as client:
@@ -33,7 +33,7 @@ async def connected(name: str, link: Link, seconds: float, ended: Ended) -> Asyn
 
 
 @contextmanager
-def telling(name: str, ended: Ended) -> Iterator[None]:
+def telling(name: str, ended: LinkEnd) -> Iterator[None]:
     """Raise `CallFailed` with what a server did, whatever the SDK makes of it; our own errors as they are."""
     try:
         yield
@@ -62,14 +62,15 @@ def _as_error(name: str, why: str, errors: Sequence[Exception]) -> MoothallError
     return CallFailed(f"the MCP server {name}: {plain(said, _WHY_CHARS)}")
 
 
-async def offers_of(client: Client) -> tuple[Offer, ...]:
+async def offers_of(client: Client) -> tuple[OfferedTool, ...]:
     """Return all that a server offers, as it tells it. Raises `CallFailed` where it tells no end of it."""
-    found: list[Offer] = []
+    found: list[OfferedTool] = []
     cursor: str | None = None
     for _ in range(_PAGES):
         page = await client.list_tools(cursor=cursor)
         found += [
-            Offer(encodable(tool.name), encodable(tool.description or tool.title or ""), tool.input_schema) for tool in page.tools
+            OfferedTool(encodable(tool.name), encodable(tool.description or tool.title or ""), tool.input_schema)
+            for tool in page.tools
         ]
         cursor = page.next_cursor
         if cursor is None:

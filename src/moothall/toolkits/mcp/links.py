@@ -46,7 +46,7 @@ _BECOME = (
 _LEAVING, _CONNECT = 5.0, 10.0
 
 
-class Ended:
+class LinkEnd:
     """Why a link ended, where that was not asked of it, and how many bytes a server in a sandbox may still send before it is ended, of `most`."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ def _text(message: SessionMessage) -> str:
 
 
 @asynccontextmanager
-async def in_sandbox(server: Server, sandbox: Sandbox, most: int, ended: Ended) -> AsyncIterator[Streams]:
+async def in_sandbox(server: Server, sandbox: Sandbox, most: int, ended: LinkEnd) -> AsyncIterator[Streams]:
     """Run it in a sandbox of its own, which has no network and no files but the system's."""
     ended.left = ended.most = most
     ours, theirs = socket.socketpair()
@@ -93,7 +93,7 @@ async def in_sandbox(server: Server, sandbox: Sandbox, most: int, ended: Ended) 
             await inside.close()
 
 
-async def _listen(reader: asyncio.StreamReader, coming: Coming, inside: Sandboxed, ended: Ended) -> None:
+async def _listen(reader: asyncio.StreamReader, coming: Coming, inside: Sandboxed, ended: LinkEnd) -> None:
     flooded = f"it sent more than {ended.most} bytes (mcp.receive_bytes)"
     async with coming:
         try:
@@ -136,7 +136,7 @@ def _spec(server: Server, sandbox: Sandbox, descriptor: int) -> SandboxSpec:
 
 @asynccontextmanager
 async def in_workspace(
-    server: Server, workspace: Workspace, seconds: float, most: int, ended: Ended, *, keeps: bool
+    server: Server, workspace: Workspace, seconds: float, most: int, ended: LinkEnd, *, keeps: bool
 ) -> AsyncIterator[Streams]:
     """Run it where the workspace's own commands run, among its files. It hears what the client says when it has said what it was asked."""
     async with _streams() as (streams, coming, going), anyio.create_task_group() as group:
@@ -163,7 +163,7 @@ async def in_workspace(
 class _Hearing:
     """Hands lines over, and collects those that go back. See `ports.Hear`."""
 
-    def __init__(self, coming: Coming, going: Going, most: int, ended: Ended) -> None:
+    def __init__(self, coming: Coming, going: Going, most: int, ended: LinkEnd) -> None:
         self._coming, self._going, self._most, self._left, self._ended = coming, going, most, most, ended
         self._asked: set[Any] = set()  # what the client waits for
         self._owed: set[Any] = set()  # what the program waits for
@@ -204,7 +204,7 @@ async def _streams() -> AsyncIterator[tuple[Streams, Coming, Going]]:
 
 
 @asynccontextmanager
-async def over_http(server: Server, destinations: Destinations, most: int, ended: Ended) -> AsyncIterator[Streams]:
+async def over_http(server: Server, destinations: Destinations, most: int, ended: LinkEnd) -> AsyncIterator[Streams]:
     """Speak to it through a proxy that connects to the one address that was judged. Raises `InvalidRequest`, `Refused`."""
     address = (await destinations.pin(server.url)).split(":", 2)[2].strip("[]")
     only = Destinations(networks=(ipaddress.ip_network(address),), only=True, setting=destinations.setting)

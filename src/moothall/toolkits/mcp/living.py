@@ -15,7 +15,7 @@ from mcp import Client
 
 from moothall.errors import CallFailed, MoothallError
 from moothall.toolkits.mcp.client import Link, connected, telling
-from moothall.toolkits.mcp.links import Ended
+from moothall.toolkits.mcp.links import LinkEnd
 
 Key = tuple[str, str, str]
 """Tenant, workspace, server."""
@@ -25,7 +25,7 @@ class Living:
     """One of them. `turn` is held by the call that it works for."""
 
     def __init__(self, name: str, link: Link, seconds: float, keep_seconds: float) -> None:
-        self.ended, self.turn, self.used = Ended(), asyncio.Lock(), monotonic()
+        self.ended, self.turn, self.used = LinkEnd(), asyncio.Lock(), monotonic()
         self._name, self._seconds, self._keep = name, seconds, keep_seconds
         self.client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self.task = asyncio.create_task(self._hold(link), name=f"mcp server {name}")

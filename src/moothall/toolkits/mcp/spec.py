@@ -34,7 +34,7 @@ class Answered(Output):
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class OfferedTool:
     """A tool as its server describes it."""
 
     name: str
@@ -48,19 +48,19 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenTool:
     """A tool of the catalogue, its server, and what that said of it."""
 
     spec: ToolSpec
     server: str
-    offer: Offer
+    offer: OfferedTool
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
     """What came of a server's list: the tools, and why others are refused."""
 
-    tools: tuple[Taken, ...]
+    tools: tuple[TakenTool, ...]
     refused: tuple[str, ...]
 
 
@@ -69,9 +69,9 @@ def plain(text: str, most: int) -> str:
     return " ".join("".join(sign if sign.isprintable() else " " for sign in text[: 4 * most]).split())[:most]
 
 
-def read_offers(name: str, settings: Mcp, offers: Iterable[Offer]) -> Read:
+def read_offers(name: str, settings: Mcp, offers: Iterable[OfferedTool]) -> Read:
     """Return the tools that a server offers as the catalogue's."""
-    tools: dict[str, Taken] = {}
+    tools: dict[str, TakenTool] = {}
     refused: list[str] = []
     for offer in offers:
         shown = plain(offer.name, 60)
@@ -87,11 +87,11 @@ def read_offers(name: str, settings: Mcp, offers: Iterable[Offer]) -> Read:
         if key in tools:
             refused.append(f"{shown}: {spec.name} is another tool's name already, or too near to it")
             continue
-        tools[key] = Taken(spec, name, offer)
+        tools[key] = TakenTool(spec, name, offer)
     return Read(tuple(tools.values()), tuple(refused))
 
 
-def _spec(server: str, settings: Mcp, offer: Offer) -> ToolSpec:
+def _spec(server: str, settings: Mcp, offer: OfferedTool) -> ToolSpec:
     if not _TOOL.fullmatch(offer.name):
         raise ValueError("a tool's name is up to 64 letters, digits and _ - . / :")
     own = settings.servers[server]
@@ -131,9 +131,9 @@ def list_file(settings: Settings, own: Mcp, server: str) -> Path:
     return (own.folder or settings.data_dir / "mcp") / f"{server}.json"
 
 
-def taken_tools(settings: Settings, own: Mcp) -> Sequence[Taken]:
+def taken_tools(settings: Settings, own: Mcp) -> Sequence[TakenTool]:
     """Return the tools that were taken, those of one server after the other's. Raises `ConfigurationError` for a file that is no such list."""
-    found: list[Taken] = []
+    found: list[TakenTool] = []
     for name, server in own.servers.items():
         file = list_file(settings, own, name)
         try:
@@ -155,15 +155,17 @@ def _settings_text(own: Mcp, server: Server, name: str) -> str:
 
 
 @functools.lru_cache(200)  # a tool has one entry, which is equal to itself alone
-def _read(file: str, name: str, text: bytes, settings: str) -> tuple[Taken, ...]:
+def _read(file: str, name: str, text: bytes, settings: str) -> tuple[TakenTool, ...]:
     try:
-        offers = [Offer(str(one["name"]), str(one["description"]), dict(one["schema"])) for one in json.loads(text)["tools"]]
+        offers = [
+            OfferedTool(str(one["name"]), str(one["description"]), dict(one["schema"])) for one in json.loads(text)["tools"]
+        ]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigurationError(f"{file} is no list of taken tools; `moothall tools take {name}` writes it anew") from error
     return read_offers(name, Mcp.model_validate_json(settings), offers).tools
 
 
-def keep(settings: Settings, own: Mcp, server: str, tools: Sequence[Taken]) -> Path:
+def keep(settings: Settings, own: Mcp, server: str, tools: Sequence[TakenTool]) -> Path:
     """Write the list of a server's taken tools. Raises `ConfigurationError`."""
     file = list_file(settings, own, server)
     told = [{"name": one.offer.name, "description": one.offer.description, "schema": one.offer.schema} for one in tools]

@@ -15,7 +15,7 @@ from moothall.network.destinations import Destinations
 from moothall.ports import Workspace
 from moothall.toolkits.answering import Output, answer_within
 from moothall.toolkits.mcp.settings import Mcp, Server
-from moothall.toolkits.mcp.spec import Offer, Taken, files_for
+from moothall.toolkits.mcp.spec import OfferedTool, TakenTool, files_for
 from moothall.toolkits.web.settings import Http
 
 if TYPE_CHECKING:  # the SDK costs start time, and few have servers
@@ -29,7 +29,7 @@ _LACKS = "MCP's library is not installed: pip install 'moothall[mcp]'"
 class McpTools:
     """The toolkit of the category `mcp`. `call` is a `ports.Toolkit`. Servers that live on end with their workspace, or with `close`."""
 
-    def __init__(self, settings: Settings, own: Mcp, http: Http, tools: Sequence[Taken] = ()) -> None:
+    def __init__(self, settings: Settings, own: Mcp, http: Http, tools: Sequence[TakenTool] = ()) -> None:
         self._own, self._sandbox = own, settings.sandbox
         self._destinations = Destinations.read(http.allow, only=http.only_allowed)
         self._tools = {one.spec.name: one for one in tools}
@@ -55,7 +55,7 @@ class McpTools:
         if self._household:
             await self._household.close()
 
-    async def _output(self, call: ToolCall, known: Taken, workspace: Workspace, tenant: str) -> Output:
+    async def _output(self, call: ToolCall, known: TakenTool, workspace: Workspace, tenant: str) -> Output:
         async with self._at_hand(known, workspace, tenant) as client:
             from moothall.toolkits.mcp.client import offers_of, run
 
@@ -68,7 +68,7 @@ class McpTools:
             output: Output = scrub_all(await run(client, now.name, call.arguments), known=self._secrets)
         return output
 
-    def _at_hand(self, known: Taken, workspace: Workspace, tenant: str) -> AbstractAsyncContextManager[Client]:
+    def _at_hand(self, known: TakenTool, workspace: Workspace, tenant: str) -> AbstractAsyncContextManager[Client]:
         """The server of a tool: the one that lives for the workspace, or one for this call."""
         server, name = self._own.servers[known.server], known.server
         if not server.lives_on:
@@ -86,7 +86,7 @@ class McpTools:
             ),
         )
 
-    async def offers(self, name: str) -> tuple[Offer, ...]:
+    async def offers(self, name: str) -> tuple[OfferedTool, ...]:
         """Ask a server what it offers now. Raises `NotFound`, `CallFailed`, `Refused`, `SandboxUnavailable`."""
         if name not in self._own.servers:
             names = ", ".join(self._own.servers) or "none"
@@ -109,10 +109,10 @@ class McpTools:
         server, own = self._own.servers[name], self._own
         try:
             from moothall.toolkits.mcp.client import connected
-            from moothall.toolkits.mcp.links import Ended
+            from moothall.toolkits.mcp.links import LinkEnd
         except ModuleNotFoundError as error:
             raise CallFailed(_LACKS) from error
-        ended = Ended()
+        ended = LinkEnd()
         async with connected(name, lambda told: self._link(server, workspace, told, keeps=keeps), own.seconds, ended) as client:
             yield client
 

@@ -27,14 +27,14 @@ _CREDENTIALS = frozenset({"authorization", "cookie", "x-api-key"})
 _ENCODINGS: Final[Mapping[str, int]] = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
 
-class TooLarge(Permanent):
+class AnswerTooLarge(Permanent):
     """An answer went on past the limit."""
 
     code = "TOO_LARGE"
 
 
 @dataclass(frozen=True, slots=True)
-class HttpAnswer:
+class HttpResponse:
     """What came back. `url` is where the last redirect led; `cut` says that `body` is only the beginning."""
 
     status: int
@@ -46,7 +46,7 @@ class HttpAnswer:
     cut: bool = False
 
 
-class Exchange:
+class HttpCaller:
     """Makes calls. No cookies, no proxy, no kept connections: what one tenant's call leaves behind, another's cannot meet."""
 
     def __init__(self, settings: Http) -> None:
@@ -55,10 +55,10 @@ class Exchange:
 
     async def call(
         self, method: str, text: str, *, headers: Mapping[str, str], body: bytes, most: int, cutting: bool = False
-    ) -> HttpAnswer:
-        """Call and return the answer, redirects followed. At most `most` bytes of body: more is cut, or `TooLarge`.
+    ) -> HttpResponse:
+        """Call and return the answer, redirects followed. At most `most` bytes of body: more is cut, or `AnswerTooLarge`.
 
-        Raises `InvalidRequest` for what is no URL, `Refused` for where no tool may go, `CallFailed`, `TooLarge`.
+        Raises `InvalidRequest` for what is no URL, `Refused` for where no tool may go, `CallFailed`, `AnswerTooLarge`.
         """
         url = self._destinations.check(text)
         for _ in range(self._settings.redirects + 1):
@@ -112,7 +112,7 @@ class Exchange:
         except (aiohttp.ClientError, ValueError) as error:
             raise CallFailed(f"{url.host}: {type(error).__name__}: {str(error)[:300]}") from error
 
-    async def _read(self, response: aiohttp.ClientResponse, method: str, most: int, *, cutting: bool) -> HttpAnswer:
+    async def _read(self, response: aiohttp.ClientResponse, method: str, most: int, *, cutting: bool) -> HttpResponse:
         shown = {name.lower(): value[:500] for name, value in response.headers.items() if name.lower() in _SHOWN}
         whole, cut = bytearray(), False
         if method != "HEAD":
@@ -120,11 +120,11 @@ class Exchange:
                 whole += piece
                 if len(whole) > most:
                     if not cutting:
-                        raise TooLarge(f"{response.url.host} answered with more than {most} bytes; the call was ended")
+                        raise AnswerTooLarge(f"{response.url.host} answered with more than {most} bytes; the call was ended")
                     cut = True
                     del whole[most:]
                     break
-        return HttpAnswer(
+        return HttpResponse(
             response.status, str(response.url), shown, response.content_type, response.charset or "utf-8", bytes(whole), cut
         )
 

@@ -12,7 +12,7 @@ from moothall.domain.tool import ToolCall, ToolResult
 from moothall.errors import CallFailed
 from moothall.ports import Workspace
 from moothall.toolkits.answering import Output, answer_within, in_workspace
-from moothall.toolkits.web.exchange import Exchange, HttpAnswer
+from moothall.toolkits.web.exchange import HttpCaller, HttpResponse
 from moothall.toolkits.web.page import read_page
 from moothall.toolkits.web.settings import Http
 
@@ -26,9 +26,9 @@ class WebTools:
 
     def __init__(self, settings: Http) -> None:
         self._settings = settings
-        self._exchange = Exchange(settings)
+        self._exchange = HttpCaller(settings)
         # The operator's own server: called wherever it is.
-        self._search = Exchange(settings.model_copy(update={"allow": (_host(settings.search_url),), "only_allowed": True}))
+        self._search = HttpCaller(settings.model_copy(update={"allow": (_host(settings.search_url),), "only_allowed": True}))
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
         """Run a tool until its deadline or `http.seconds`. What fails is a status, not an error."""
@@ -56,7 +56,7 @@ class WebTools:
         )
         return _output_of(answer)
 
-    async def _get(self, url: str) -> HttpAnswer:
+    async def _get(self, url: str) -> HttpResponse:
         return await self._exchange.call("GET", url, headers={}, body=b"", most=self._settings.response_bytes, cutting=True)
 
     async def _download(self, call: ToolCall, workspace: Workspace) -> Output:
@@ -106,19 +106,19 @@ def _text(one: Mapping[str, object], name: str) -> str:
     return str(one.get(name) or "")[:_FOUND_CHARS]
 
 
-def _decode(answer: HttpAnswer) -> str:
+def _decode(answer: HttpResponse) -> str:
     try:
         return answer.body.decode(answer.charset, errors="replace")
     except LookupError:  # a charset that nobody knows
         return answer.body.decode(errors="replace")
 
 
-def _is_text(answer: HttpAnswer) -> bool:
+def _is_text(answer: HttpResponse) -> bool:
     kind = answer.content_type
     return kind.startswith(_TEXTS) or kind.endswith(("+json", "+xml"))
 
 
-def _output_of(answer: HttpAnswer) -> Output:
+def _output_of(answer: HttpResponse) -> Output:
     readable = _is_text(answer)
     return {
         "status": answer.status,
@@ -131,7 +131,7 @@ def _output_of(answer: HttpAnswer) -> Output:
     }
 
 
-def _page(answer: HttpAnswer) -> Output:
+def _page(answer: HttpResponse) -> Output:
     if not _is_text(answer):
         raise CallFailed(f"{answer.url} is {answer.content_type}, not a page; http.download stores it as a file")
     html = "html" in answer.content_type

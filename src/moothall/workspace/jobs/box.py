@@ -18,12 +18,12 @@ from moothall.repositories.changes import ChangeCaps, same
 from moothall.repositories.objects import Change
 from moothall.sandbox.spawn import drop_uid
 from moothall.sandbox.spec import interpreter
-from moothall.workspace.box import Answer, Asked, Box, Place
+from moothall.workspace.box import Answer, Asked, Box, BoxSetup
 from moothall.workspace.jobs import archive, manifest
 from moothall.workspace.jobs.cluster import Cluster
 from moothall.workspace.jobs.link import PIECE
 from moothall.workspace.jobs.trunk import CODE, CONTROL, HANDS, Carrier, Streams, Trunk
-from moothall.workspace.link import Link
+from moothall.workspace.link import BoxLink
 
 _CONTROL_SECONDS = 300.0  # a piece of a tree, or all that was written
 _CONFIG = Path("/opt/config")
@@ -41,15 +41,15 @@ class Pods:
 class JobBox(Box):
     """A running executor in a Job."""
 
-    def __init__(self, place: Place, folder: Path, settings: Settings, pods: Pods) -> None:
+    def __init__(self, place: BoxSetup, folder: Path, settings: Settings, pods: Pods) -> None:
         super().__init__(place, folder, settings)
         self._cluster, self._bus = pods.cluster, pods.bus
         self.job = f"moothall-{folder.name}"
         self._trunk = Trunk(pods.carrier, f"{self.job}-in", f"{self.job}-out", self._way_out)
         self._carrying: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._control: Link | None = None
-        self._code: Link | None = None
+        self._control: BoxLink | None = None
+        self._code: BoxLink | None = None
         self._why = ""
 
     @property
@@ -84,9 +84,9 @@ class JobBox(Box):
         host = self._cluster.host
         await self._cluster.create(manifest.job(self.job, host, self.place, self._settings, self._bus(self.job)))
         await self._wait_connected()
-        self._control = await Link.over(await self._trunk.open(CONTROL))
+        self._control = await BoxLink.over(await self._trunk.open(CONTROL))
         await self._control.ready
-        hands = await Link.over(await self._trunk.open(HANDS))
+        hands = await BoxLink.over(await self._trunk.open(HANDS))
         for layer in reversed(self.place.tree):
             await self._bring(layer, "tree")
         if self.place.env:
@@ -213,10 +213,10 @@ class JobBox(Box):
         finally:
             await asyncio.to_thread(pipe.finish)
 
-    async def code(self) -> Link:
+    async def code(self) -> BoxLink:
         """Return the way to the container for blocks of Python."""
         if self._code is None:
-            self._code = await Link.over(await self._trunk.open(CODE))
+            self._code = await BoxLink.over(await self._trunk.open(CODE))
             await self._code.ready
         return self._code
 
@@ -254,7 +254,7 @@ class JobBox(Box):
 class CodeBox(Box):
     """The executor beside another in its pod, on the same files, for blocks of Python."""
 
-    def __init__(self, place: Place, folder: Path, settings: Settings, beside: JobBox) -> None:
+    def __init__(self, place: BoxSetup, folder: Path, settings: Settings, beside: JobBox) -> None:
         super().__init__(place, folder, settings)
         self._beside = beside
 

@@ -9,7 +9,7 @@ from typing import Any
 from moothall.config import Runner, Settings
 from moothall.inside.confinement import BOOT
 from moothall.sandbox.spec import ENVIRONMENT, UID, WORKSPACE
-from moothall.workspace.box import Place
+from moothall.workspace.box import BoxSetup
 from moothall.workspace.jobs.trunk import CODE, HANDS
 
 LABEL = "app.kubernetes.io/name"
@@ -28,19 +28,19 @@ _RESTRICTED = {
 }
 
 
-def containers(place: Place, runner: Runner) -> dict[int, str]:
+def containers(place: BoxSetup, runner: Runner) -> dict[int, str]:
     """Return the containers beside the link, by their stream: one for tools, and one for blocks of CPython on the same files."""
     blocks = bool(place.tree) and runner.enabled and runner.full
     return {HANDS: "hands", **({CODE: "code"} if blocks else {})}
 
 
-def visible_folders(place: Place) -> dict[str, str]:
+def visible_folders(place: BoxSetup) -> dict[str, str]:
     """Return the folders of this machine that a set-up sees where they lie here, each by the name of its volume."""
     ro = place.reach.ro if place.reach else ()
     return {f"shown-{number}": inside for number, (path, inside) in enumerate(ro) if path.is_dir()}
 
 
-def job(name: str, host: str, place: Place, settings: Settings, bus: Mapping[str, str]) -> dict[str, Any]:
+def job(name: str, host: str, place: BoxSetup, settings: Settings, bus: Mapping[str, str]) -> dict[str, Any]:
     """Return the manifest. `host`: which process it works for; `bus`: the environment by which the link reaches the bus."""
     jobs = settings.jobs
     beside = containers(place, settings.runner)
@@ -98,7 +98,7 @@ def job(name: str, host: str, place: Place, settings: Settings, bus: Mapping[str
     }
 
 
-def _hands(name: str, place: Place, settings: Settings) -> dict[str, Any]:
+def _hands(name: str, place: BoxSetup, settings: Settings) -> dict[str, Any]:
     """A container that runs what a model wrote: no credentials, no environment of ours, nothing to write to but its files."""
     limits = place.limits or settings.sandbox
     proxied = place.reach is not None and name == "hands"

@@ -12,11 +12,13 @@ from moothall.council.front.author import MODEL, RULES, Author, read, refine, su
 from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.errors import Temporary
-from moothall.planning.coach import Draft, check, score
+from moothall.planning.coach import StoryDraft, check, score
 from support.desk import MemoryDesk
 
-DRAFTS = st.builds(Draft, st.text(max_size=200), st.text(max_size=400), st.lists(st.text(max_size=120), max_size=12).map(tuple))
-GOOD = Draft("Export invoices as CSV", "As an accountant, I want invoices as a file, so that I can book them.")
+DRAFTS = st.builds(
+    StoryDraft, st.text(max_size=200), st.text(max_size=400), st.lists(st.text(max_size=120), max_size=12).map(tuple)
+)
+GOOD = StoryDraft("Export invoices as CSV", "As an accountant, I want invoices as a file, so that I can book them.")
 STORY = """Title: Export invoices as CSV
 Description: As an accountant, I want the invoices of a month as a file, so that I can book them.
 Criteria:
@@ -54,11 +56,11 @@ def desk() -> MemoryDesk:
     ],
 )
 def test_a_criterion_with_a_condition_becomes_gherkin(criterion: str, better: str) -> None:
-    assert refine(Draft(GOOD.title, GOOD.description, (criterion,))).ac == (better,)
+    assert refine(StoryDraft(GOOD.title, GOOD.description, (criterion,))).ac == (better,)
 
 
 def test_a_long_title_is_cut_at_a_word_and_kept_in_the_description() -> None:
-    long = Draft(
+    long = StoryDraft(
         "Export all invoices of a month as a CSV file that the accounting department can book without typing", "", GOOD.ac
     )
     better = refine(long)
@@ -77,8 +79,8 @@ def test_a_first_draft_says_what_the_goal_says_and_leaves_holes() -> None:
 @pytest.mark.parametrize("marks", ["", "**"])
 def test_a_reply_is_read_line_by_line(marks: str) -> None:
     said = f"Here it is:\n{marks}Title:{marks} Export\n{marks}Description:{marks} As a clerk\nI want it.\n{marks}Acceptance criteria:{marks}\n- Given a, when b, then c\n"
-    assert read(said) == Draft("Export", "As a clerk\nI want it.", ("- Given a, when b, then c",))
-    assert read("I cannot do that.") == Draft()
+    assert read(said) == StoryDraft("Export", "As a clerk\nI want it.", ("- Given a, when b, then c",))
+    assert read("I cannot do that.") == StoryDraft()
 
 
 @pytest.mark.parametrize(("said", "by"), [(STORY, MODEL), ("I cannot.", RULES), (STORY + "- x\n" * 200, RULES)])
@@ -92,12 +94,12 @@ async def test_the_better_one_is_taken_and_who_wrote_it_is_said(desk: MemoryDesk
 
 async def test_without_an_answer_the_rules_write(desk: MemoryDesk) -> None:
     desk.failure = Temporary("the bus is away")
-    written = await Author(desk, 5, model=True).refine(Draft("Export invoices"), LOCAL)
+    written = await Author(desk, 5, model=True).refine(StoryDraft("Export invoices"), LOCAL)
     assert written.by == RULES
 
 
 async def test_a_caller_that_goes_away_stops_the_model(desk: MemoryDesk) -> None:
-    asking = asyncio.create_task(Author(desk, 5, model=True).refine(Draft("Export invoices"), LOCAL))
+    asking = asyncio.create_task(Author(desk, 5, model=True).refine(StoryDraft("Export invoices"), LOCAL))
     await desk.submitted.wait()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -106,7 +108,7 @@ async def test_a_caller_that_goes_away_stops_the_model(desk: MemoryDesk) -> None
 
 
 @given(DRAFTS)
-def test_the_rules_never_lower_a_score_and_mend_all_at_once(draft: Draft) -> None:
+def test_the_rules_never_lower_a_score_and_mend_all_at_once(draft: StoryDraft) -> None:
     better = refine(check(draft))
     assert score(better).total >= score(draft).total
     assert refine(better) == better

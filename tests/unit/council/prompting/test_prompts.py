@@ -13,7 +13,7 @@ from moothall.council.prompting import prompts
 from moothall.council.prompting.context import Shown, _named_files, failing_files, show
 from moothall.council.prompting.frames import red_cases
 from moothall.council.prompting.reply import read_turn
-from moothall.council.prompting.survey import Span, Survey, SurveyOrder
+from moothall.council.prompting.survey import Passage, Survey, SurveyOrder
 from moothall.council.prompting.text import clip, fence, tokens
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, Message
@@ -45,12 +45,12 @@ def test_system_and_tools_are_short_enough_for_a_small_model(mode: Any) -> None:
         assert len(prompts.system_text(list_tools(grant_for(role), core=True), mode)) / 3.5 < 900
 
 
-OWN = Span("src/a.py", "A.f", 3, "def f(self):\n    return self.x")
+OWN = Passage("src/a.py", "A.f", 3, "def f(self):\n    return self.x")
 
 
 @pytest.mark.parametrize("mode", ["json", "blocks"])
 @pytest.mark.parametrize(("span", "tool"), [(None, "files.append"), (OWN, "files.define")])
-def test_the_worked_example_is_itself_a_turn(mode: Any, span: Span | None, tool: str) -> None:
+def test_the_worked_example_is_itself_a_turn(mode: Any, span: Passage | None, tool: str) -> None:
     system = prompts.system_text(SPECS, mode, example=span)
     example = system.split("A good reply:\n")[1].split("\nThe tests passed then")[0]
     finish = system.split("the last reply was:\n")[1]
@@ -64,7 +64,7 @@ def test_the_worked_example_is_itself_a_turn(mode: Any, span: Span | None, tool:
 
 @pytest.mark.parametrize("mode", ["json", "blocks"])
 @pytest.mark.parametrize(("span", "file"), [(None, "src/maths.py"), (OWN, "src/a.py")])
-def test_what_is_shown_of_an_answer_is_of_the_repository_and_two_turns(mode: Any, span: Span | None, file: str) -> None:
+def test_what_is_shown_of_an_answer_is_of_the_repository_and_two_turns(mode: Any, span: Passage | None, file: str) -> None:
     example = prompts.example_of(Shown((), (), "", example=span))
     asked = prompts.seat_prompt("S", "shared", "dev", "", about_text=False, asked=mode, example=example)[-1].content
     assert file in asked
@@ -129,8 +129,8 @@ async def test_a_survey_brings_the_code_of_frames_homes_and_a_map() -> None:
     async def look(order: SurveyOrder) -> Survey:
         asked.append(order)
         spans = (
-            Span("src/pkg/money.py", "pay", 1, "def pay(): ..."),
-            Span("tests/test_money.py", "test_pay", 5, "def test_pay(): ..."),
+            Passage("src/pkg/money.py", "pay", 1, "def pay(): ..."),
+            Passage("tests/test_money.py", "test_pay", 5, "def test_pay(): ..."),
         )
         return Survey(spans, ("lib/cart.js",), "lib/x.py:\n  def far()\nsrc/pkg/money.py:\n  def pay()\n", OWN)
 

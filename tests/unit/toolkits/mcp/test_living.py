@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from moothall.toolkits.mcp.links import Ended, Streams
+from moothall.toolkits.mcp.links import LinkEnd, Streams
 from moothall.toolkits.mcp.living import Household, Key, Living
 
 KEY: Key = ("local", "workspace", "slow")
@@ -19,7 +19,7 @@ class Starting:
         self.up = self.begun = 0
 
     @asynccontextmanager
-    async def link(self, _: Ended) -> AsyncIterator[Streams]:
+    async def link(self, _: LinkEnd) -> AsyncIterator[Streams]:
         self.up += 1
         self.begun += 1
         try:

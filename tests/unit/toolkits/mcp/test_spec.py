@@ -15,7 +15,7 @@ from moothall.settings import load_settings
 from moothall.toolkits.families import family_tools, unset_tools
 from moothall.toolkits.mcp.family import McpFamily
 from moothall.toolkits.mcp.settings import Mcp
-from moothall.toolkits.mcp.spec import Offer, keep, read_offers
+from moothall.toolkits.mcp.spec import OfferedTool, keep, read_offers
 from moothall.tools.catalogue import describe
 
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
@@ -26,8 +26,8 @@ def own(server: dict[str, Any] = COMMAND, **more: Any) -> Mcp:
     return Mcp.model_validate({"servers": {"notes": server}, **more})
 
 
-def offer(name: str, description: str = "does it", schema: dict[str, Any] = NOTHING) -> Offer:
-    return Offer(name, description, schema)
+def offer(name: str, description: str = "does it", schema: dict[str, Any] = NOTHING) -> OfferedTool:
+    return OfferedTool(name, description, schema)
 
 
 def test_danger_is_what_the_operator_declares_and_else_the_worst() -> None:

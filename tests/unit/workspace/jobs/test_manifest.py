@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from moothall.config import Jobs, Sandbox, Settings, Workspace
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
-from moothall.workspace.box import Place
+from moothall.workspace.box import BoxSetup
 from moothall.workspace.jobs.manifest import LINK, job
 
 JOBS = Jobs(
     image="work:1", link_image="moothall:1", runtime_class="gvisor", node_selector={"pool": "work"}, pull_secrets=("hub",)
 )
 SETTINGS = Settings(jobs=JOBS, sandbox=Sandbox(memory_bytes=1_000_000_000))
-PLACE = Place("key", (Path("/tree"),), env=Path("/env"))
+PLACE = BoxSetup("key", (Path("/tree"),), env=Path("/env"))
 SECRET = {"MOOTHALL_BUS__URL": "nats://bus:4222", "MOOTHALL_BUS__TOKEN": "s3cret"}
 
 
@@ -55,12 +55,12 @@ def test_it_is_restricted_bounded_and_ends_by_itself() -> None:
 
 
 def test_an_environment_can_be_written_by_set_up_alone() -> None:
-    def read_only(place: Place) -> bool:
+    def read_only(place: BoxSetup) -> bool:
         hands = job("one", "host", place, SETTINGS, {})["spec"]["template"]["spec"]["containers"][1]
         return next(bool(mount.get("readOnly")) for mount in hands["volumeMounts"] if mount["name"] == "env")
 
     assert read_only(PLACE)
-    assert not read_only(Place("setup", (Path("/tree"),), env=Path("/env"), env_writable=True))
+    assert not read_only(BoxSetup("setup", (Path("/tree"),), env=Path("/env"), env_writable=True))
 
 
 @given(st.text(max_size=60))
