@@ -14,7 +14,7 @@ from typing import Any
 
 from moothall.bus.nats.jetstream import open_bus
 from moothall.bus.nats.server import embedded_server
-from moothall.config import Ray
+from moothall.config import RaySettings
 from moothall.domain.task import RepositoryRef
 from moothall.settings import load_settings
 from moothall.wiring.trusted import open_hands, open_lending, trusted_repositories
@@ -37,7 +37,7 @@ async def transfer(folder: Path, megabytes: int, rounds: int) -> dict[str, Any]:
 
 
 async def _round(folder: Path, repo: Repo) -> dict[str, float]:
-    settings = load_settings(data_dir=folder / "house", ray=Ray(address="elsewhere:1"))
+    settings = load_settings(data_dir=folder / "house", ray=RaySettings(address="elsewhere:1"))
     there = settings.model_copy(update={"data_dir": folder / "host"})
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(embedded_server(settings.bus, folder / "bus"))

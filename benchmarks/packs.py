@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import SecretStr
 
 from benchmarks.micro import Times
-from moothall.config import Graph, Limits
+from moothall.config import GraphSettings, LimitSettings
 from moothall.council.prompting.briefing import Briefings
 from moothall.domain.briefing import BriefingRequest
 from moothall.domain.event import Event, EventType, Recorded, new_event
@@ -112,7 +112,7 @@ async def _graphs(folder: Path, named: str) -> AsyncIterator[dict[str, CypherGra
             yield graphs
             return
         at = urlsplit(named)
-        settings = Graph(
+        settings = GraphSettings(
             url=f"{at.scheme}://{at.hostname}:{at.port}",
             user=unquote(at.username or ""),
             password=SecretStr(unquote(at.password or "")),
@@ -136,7 +136,7 @@ async def packs(folder: Path, stories: int, count: int, server: str = "") -> dic
                     batch.clear()
             await graph.project(batch)
             counts = await graph.counts()
-            times = Times(await _timed(Briefings(graph.ask, Limits()), stories, count))
+            times = Times(await _timed(Briefings(graph.ask, LimitSettings()), stories, count))
             nodes = sum(counts[label] for label in LABELS)
             found[name] = {"nodes": nodes, "p50": times.p50, "p95": times.p95, "p99": times.p99, "count": count}
     return found
@@ -154,7 +154,7 @@ async def _timed(briefings: Briefings, stories: int, count: int) -> tuple[float,
             repository="house",
         )
         began = time.perf_counter()
-        told = await briefings.tell(asked, LOCAL, Limits().context_tokens)
+        told = await briefings.tell(asked, LOCAL, LimitSettings().context_tokens)
         seconds.append(time.perf_counter() - began)
         if "elsewhere in the repository" not in told or "its tasks" not in told:
             raise AssertionError(f"that is no pack: {told[:500]}")

@@ -10,7 +10,7 @@ import timeit
 from collections.abc import Callable
 
 from moothall import telemetry
-from moothall.config import Trace
+from moothall.config import TraceSettings
 from moothall.domain.causes import cause_of
 from moothall.domain.event import EventType
 from moothall.telemetry.metrics import BUS_PUBLISH_SECONDS, TOOL_CALLS
@@ -47,9 +47,9 @@ async def _main() -> None:
         from moothall.telemetry.recording import recording
     except ImportError:
         return
-    async with recording(Trace(queue_spans=100), "benchmark", exporter=InMemorySpanExporter()):
+    async with recording(TraceSettings(queue_spans=100), "benchmark", exporter=InMemorySpanExporter()):
         _measure("a span, recorded", _span)
-    async with recording(Trace(queue_spans=100, sample_ratio=0), "benchmark", exporter=InMemorySpanExporter()):
+    async with recording(TraceSettings(queue_spans=100, sample_ratio=0), "benchmark", exporter=InMemorySpanExporter()):
         _measure("a span, exporter on, not sampled", _span)
 
 

@@ -27,7 +27,7 @@ from benchmarks.served import GRAPH_LATER, Served, served
 from benchmarks.stub import Stub
 from benchmarks.workload import text_act
 from moothall.bus.nats.server import embedded_server
-from moothall.config import Bus
+from moothall.config import BusSettings
 
 _CLUSTER = Path(__file__).resolve().parent.parent / "tests" / "cluster" / "ray_cluster.py"
 _PERIOD_US = 10_000  # short, so that a part is never away for long
@@ -89,7 +89,7 @@ class Spread:
 async def spread(folder: Path, stub: Stub, fleet: Fleet) -> AsyncIterator[Spread]:
     """Serve over as many nodes as the fleet has hosts, each part in its slice."""
     others = _buses()
-    async with embedded_server(Bus(), folder / "bus") as bus_url, _nodes(len(fleet.hosts)) as (address, cluster):
+    async with embedded_server(BusSettings(), folder / "bus") as bus_url, _nodes(len(fleet.hosts)) as (address, cluster):
         settings = {
             **GRAPH_LATER,
             "MOOTHALL_RAY__WAIT_SECONDS": "60",  # a host on each node, though they come one by one

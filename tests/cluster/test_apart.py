@@ -16,7 +16,7 @@ import pytest_asyncio
 import apart
 from house import Command, by_task, git, scripted
 from moothall.bus.nats.server import embedded_server
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 from serving import serving, until_begun
 from support.repos import Repo, make_repo
@@ -69,7 +69,7 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
 
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(scripted_model(scripted(slowly)))
-        bus_url = await stack.enter_async_context(embedded_server(Bus(), folder / "bus"))
+        bus_url = await stack.enter_async_context(embedded_server(BusSettings(), folder / "bus"))
         await stack.enter_async_context(apart.bridge())
         machines = [await stack.enter_async_context(apart.machine(number, folder)) for number in (1, 2)]
         bus_there, model_there = [await stack.enter_async_context(apart.relay(url)) for url in (bus_url, model.base_url)]

@@ -18,7 +18,7 @@ import pytest
 
 from house import Command, by_task, git, scripted
 from moothall.bus.nats.server import embedded_server
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Fault, scripted_model
 from serving import serving, until_begun
@@ -79,7 +79,7 @@ async def test_a_node_that_works_is_killed_and_the_other_ends_the_work(tmp_path:
 
     async with (
         scripted_model(scripted(slowly)) as model,
-        embedded_server(Bus(), tmp_path / "bus") as bus_url,
+        embedded_server(BusSettings(), tmp_path / "bus") as bus_url,
         two_nodes() as (address, second),
     ):
         extra = {

@@ -12,7 +12,7 @@ import pytest
 
 from moothall.bus.nats.jetstream import open_bus
 from moothall.bus.nats.server import embedded_server
-from moothall.config import Bus, Limits
+from moothall.config import BusSettings, LimitSettings
 from moothall.domain.budget import Budget
 from moothall.guard.accounts import BUCKET, Accounts
 from support.spending import STORY, TENANT
@@ -35,10 +35,10 @@ async def _process(url: str, number: int) -> dict[str, int]:
 
 
 async def test_two_hundred_at_once_in_several_processes_never_overspend(tmp_path: Path) -> None:
-    async with embedded_server(Bus(), tmp_path / "bus") as url:
+    async with embedded_server(BusSettings(), tmp_path / "bus") as url:
         ends = await asyncio.gather(*(_process(url, number) for number in range(PROCESSES)))
-        async with open_bus(Bus(), url) as bus:
-            book = await Accounts(bus.bucket(BUCKET), Limits()).of(STORY, TENANT, Budget(tokens=TOKENS))
+        async with open_bus(BusSettings(), url) as bus:
+            book = await Accounts(bus.bucket(BUCKET), LimitSettings()).of(STORY, TENANT, Budget(tokens=TOKENS))
     used, refused = sum(end["used"] for end in ends), sum(end["refused"] for end in ends)
     assert len(book.draws) == PROCESSES * EACH
     assert refused > 0, "there was not enough for all"

@@ -22,7 +22,7 @@ from moothall.bus.nats.connection import connection
 from moothall.bus.nats.jetstream import open_bus
 from moothall.bus.nats.server import _binary
 from moothall.cli import main
-from moothall.config import Bus, Jobs
+from moothall.config import BusSettings, JobSettings
 from moothall.domain.event import EventType, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import ConfigurationError
@@ -38,12 +38,12 @@ class House:
     keys: Path
 
     @property
-    def services(self) -> Bus:
-        return Bus(url=self.url, credentials_file=self.keys / "services.creds")
+    def services(self) -> BusSettings:
+        return BusSettings(url=self.url, credentials_file=self.keys / "services.creds")
 
-    def link(self, name: str, seconds: int = 60) -> Bus:
+    def link(self, name: str, seconds: int = 60) -> BusSettings:
         said = accounts.mint((self.keys / "links.json").read_text(encoding="utf-8"), name, seconds)
-        return Bus.model_validate({"url": self.url, "credentials": said})
+        return BusSettings.model_validate({"url": self.url, "credentials": said})
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ async def test_the_services_have_the_whole_bus(house: House) -> None:
 
 async def test_nobody_comes_in_without_credentials(house: House) -> None:
     with pytest.raises(ConfigurationError, match=r"turned us away .*bus\.credentials"):
-        async with connection(Bus(), house.url, on_lost=lambda: None):
+        async with connection(BusSettings(), house.url, on_lost=lambda: None):
             pytest.fail("it was let in")
 
 
@@ -97,7 +97,7 @@ async def test_a_link_hears_and_answers_its_own_host(house: House) -> None:
         assert await second == b"answer"
 
 
-async def refused(bus: Bus, *, publish: str = "", subscribe: str = "") -> str:
+async def refused(bus: BusSettings, *, publish: str = "", subscribe: str = "") -> str:
     """Try it, and return what the server said of it, "" when it said nothing."""
     said: list[str] = []
 
@@ -146,7 +146,7 @@ async def test_whoever_holds_the_hosts_key_can_mint_links_alone(house: House, ch
     user = accounts._key(nkeys.PREFIX_BYTE_USER)
     body = {"type": "user", "issuer_account": keys["account"], **claims}
     token = accounts._token(signer, accounts._public(user), "job-1", body)
-    forged = Bus.model_validate(
+    forged = BusSettings.model_validate(
         {"url": house.url, "credentials": accounts._CREDENTIALS.format(token=token, seed=user.seed.decode())}
     )
     assert "violation" in await refused(forged, subscribe=">"), changed
@@ -169,8 +169,8 @@ def test_keys_are_private_and_never_written_over(tmp_path: Path) -> None:
 
 
 async def test_keys_that_are_none_are_said_at_the_start(tmp_path: Path) -> None:
-    settings = load_settings(data_dir=tmp_path, bus=Bus(url="nats://127.0.0.1:1"))
-    jobs = Jobs.model_validate({"image": "x", "link_image": "x", "link_keys": "SUAOOPS"})
+    settings = load_settings(data_dir=tmp_path, bus=BusSettings(url="nats://127.0.0.1:1"))
+    jobs = JobSettings.model_validate({"image": "x", "link_image": "x", "link_keys": "SUAOOPS"})
     settings = settings.model_copy(
         update={"jobs": jobs, "workspace": settings.workspace.model_copy(update={"kind": "kubernetes"})}
     )

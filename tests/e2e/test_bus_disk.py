@@ -15,14 +15,14 @@ import pytest
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.nats.server import embedded_server
 from moothall.bus.registry import WORK
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import BusUnavailable
 
 pytestmark = pytest.mark.e2e
 
-SETTINGS = Bus(publish_seconds=2.0, ack_wait_seconds=2.0)
+SETTINGS = BusSettings(publish_seconds=2.0, ack_wait_seconds=2.0)
 
 
 def event(number: int) -> Event:

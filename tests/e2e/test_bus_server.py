@@ -18,7 +18,7 @@ from nats.js.api import StorageType
 from moothall.bus.nats.connection import connection, without_credentials
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.nats.server import embedded_server
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import BusUnavailable, ConfigurationError
@@ -26,7 +26,7 @@ from support.servers import free_port, relayed
 
 pytestmark = pytest.mark.e2e
 
-SETTINGS = Bus(retry_seconds=0.01)
+SETTINGS = BusSettings(retry_seconds=0.01)
 
 
 def seat(number: int) -> Event:
@@ -93,7 +93,7 @@ async def test_a_directory_that_is_none(tmp_path: Path) -> None:
 
 async def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(BusUnavailable, match=r"did not start: .*sync_interval"):
-        async with embedded_server(Bus(sync_interval="now and then"), tmp_path):
+        async with embedded_server(BusSettings(sync_interval="now and then"), tmp_path):
             raise AssertionError
 
 
@@ -137,7 +137,7 @@ async def test_somebody_else_there() -> None:
 
 
 async def test_a_full_store_is_named(tmp_path: Path) -> None:
-    settings = Bus(max_store_bytes=10_000_000, publish_seconds=2)
+    settings = BusSettings(max_store_bytes=10_000_000, publish_seconds=2)
     async with embedded_server(settings, tmp_path) as url, open_bus(settings, url) as bus:
 
         async def fill() -> None:
@@ -188,7 +188,7 @@ class Watched:
 async def test_nothing_is_lost_when_the_server_is_killed(tmp_path: Path) -> None:
     """kill -9 twice while publishers and a consumer are at work: what was acked is there, and all of it is consumed."""
     # What the server had sent, and we had not got, comes again after this time.
-    settings = Bus(ack_wait_seconds=1.0)
+    settings = BusSettings(ack_wait_seconds=1.0)
     async with embedded_server(settings, tmp_path) as url, open_bus(settings, url) as bus, asyncio.TaskGroup() as group:
         seen = Watched(bus)
         consumer = group.create_task(bus.consume("collector", seen.handle, concurrency=8))
@@ -205,7 +205,7 @@ async def test_nothing_is_lost_when_the_server_is_killed(tmp_path: Path) -> None
 
 
 async def test_what_is_on_its_way_arrives_in_order_over_a_kill(tmp_path: Path) -> None:
-    settings = Bus(in_flight=4096)
+    settings = BusSettings(in_flight=4096)
     async with embedded_server(settings, tmp_path) as url, open_bus(settings, url) as bus, asyncio.timeout(60):
         answers = []
         for number in range(COUNT):
@@ -222,7 +222,10 @@ async def test_what_is_on_its_way_arrives_in_order_over_a_kill(tmp_path: Path) -
 async def test_changed_settings_reach_what_is_there(tmp_path: Path) -> None:
     async with embedded_server(SETTINGS, tmp_path) as url:
         for seconds in (30.0, 7.0):
-            async with open_bus(Bus(ack_wait_seconds=seconds), url), connection(SETTINGS, url, on_lost=lambda: None) as client:
+            async with (
+                open_bus(BusSettings(ack_wait_seconds=seconds), url),
+                connection(SETTINGS, url, on_lost=lambda: None) as client,
+            ):
                 assert (await client.jetstream().consumer_info("WORK", "host-dev")).config.ack_wait == seconds
 
 
@@ -252,7 +255,7 @@ async def test_a_scheme_that_is_not_spoken_is_named(scheme: str) -> None:
 
 
 async def test_a_bus_that_stays_away_is_an_error(tmp_path: Path) -> None:
-    settings = Bus(publish_seconds=0.5)
+    settings = BusSettings(publish_seconds=0.5)
     async with embedded_server(settings, tmp_path) as url, open_bus(settings, url) as bus:
         await bus.publish(seat(1))
         # Stopped, not killed: a dead one would come back by itself.
@@ -274,10 +277,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from moothall.bus.nats.server import embedded_server
-from moothall.config import Bus
+from moothall.config import BusSettings
 
 async def main():
-    async with embedded_server(Bus(), Path(sys.argv[1])):
+    async with embedded_server(BusSettings(), Path(sys.argv[1])):
         print("up", flush=True)
         await asyncio.sleep(3600)
 
@@ -305,7 +308,7 @@ async def test_it_dies_with_its_parent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("alone", [True, False])
 async def test_work_in_hand_when_everything_was_killed_is_given_out_at_once(tmp_path: Path, *, alone: bool) -> None:
-    settings = Bus(ack_wait_seconds=120.0)
+    settings = BusSettings(ack_wait_seconds=120.0)
     held: asyncio.Queue[Recorded] = asyncio.Queue()
 
     async def hold(recorded: Recorded) -> None:

@@ -13,8 +13,7 @@ import pytest
 from moothall.bus.nats.jetstream import open_bus
 from moothall.bus.nats.server import embedded_server
 from moothall.collector import Collector
-from moothall.config import Bus as BusSettings
-from moothall.config import Limits
+from moothall.config import BusSettings, LimitSettings
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.topic import Channel
 from moothall.ports import Bus
@@ -37,7 +36,7 @@ async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[B
 @asynccontextmanager
 async def running(bus: Bus, repositories: Remembering, now: Callable[[], datetime]) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(Collector(bus, repositories, Limits(), tick_seconds=0.02, clock=now).run())
+        task = group.create_task(Collector(bus, repositories, LimitSettings(), tick_seconds=0.02, clock=now).run())
         yield
         task.cancel()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from house import Command, git
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.council.front.desk import Desk
 from moothall.council.front.request import Defaults
 from moothall.domain.identity import LOCAL
@@ -94,7 +94,7 @@ async def test_an_older_genuine_audit_that_is_put_back_is_found(command: Command
 
 async def test_settings_are_shown_without_secrets(tmp_path: Path) -> None:
     done = await Command(tmp_path, extra={"MOOTHALL_LLM__API_KEY": "sk-very-secret"})("config", "--json")
-    assert done.document["llm"]["retries"] == Llm().retries
+    assert done.document["llm"]["retries"] == LlmSettings().retries
     assert "very-secret" not in done.out
 
 

@@ -18,7 +18,7 @@ from served import ALICE, Served, make_command, served
 
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.nats.server import embedded_server
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.domain.event import EventType
 from moothall.domain.topic import Channel
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
@@ -35,7 +35,7 @@ STORY = {"title": "Export as CSV", "brief": "As a clerk, I want a month as CSV, 
 async def doors(folder: Path, model: ScriptedModel) -> AsyncIterator[tuple[JetStreamBus, list[AsyncExitStack], list[Served]]]:
     """Two doors, and who decides, on one bus: nobody hosts yet."""
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_server(Bus(), folder / "bus"))
+        url = await stack.enter_async_context(embedded_server(BusSettings(), folder / "bus"))
         base = make_command(folder, model.base_url)
         base.extra |= {"MOOTHALL_BUS__URL": url, "MOOTHALL_WEB__PORT": "0", "MOOTHALL_METRICS__ENABLED": "false"}
         roles = ('["api"]', '["api", "collector"]')
@@ -46,7 +46,7 @@ async def doors(folder: Path, model: ScriptedModel) -> AsyncIterator[tuple[JetSt
             house = await end.enter_async_context(served(command, how))
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(house.command.served_at))  # it outlives the door
             open_.append(replace(house, channel=channel))
-        yield await stack.enter_async_context(open_bus(Bus(), url)), ends, open_
+        yield await stack.enter_async_context(open_bus(BusSettings(), url)), ends, open_
 
 
 @asynccontextmanager

@@ -23,7 +23,7 @@ from served import ALICE, EVE, Served, make_command, served
 
 from moothall.bus import codec
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.ids import ROLES
@@ -79,7 +79,7 @@ async def test_ten_thousand_messages_that_nobody_meant(model: ScriptedModel, tmp
         address = directory.find(command.data_dir)
         assert address is not None
         seen = await _fuzz_grpc(house)
-        async with open_bus(Bus(), address.bus_url) as bus:
+        async with open_bus(BusSettings(), address.bus_url) as bus:
             await _fuzz_bus(bus, address.bus_url)
             await _all_taken(bus)
             assert (await bus.state("DEAD")).messages > 100

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Workspace
+from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import AlreadyExists, ConfigurationError, InvalidRequest, Refused, RepositoryError
@@ -42,7 +42,7 @@ async def test_a_url_is_fetched_and_pushed_with_its_credential(tmp_path: Path) -
     remote = Repo(served / "app.git")
     remote.git("config", "http.receivepack", "true")
     remote.git("tag", "-a", "v1", "-m", "one")
-    settings = Workspace(allowed_schemes=("http",))
+    settings = WorkspaceSettings(allowed_schemes=("http",))
     pair = base64.b64encode(b"x-access-token:s3cret").decode()
     with git_server(served, required=f"Basic {pair}") as server:
         url = f"{server.url}/app.git"
@@ -95,7 +95,7 @@ async def test_what_nobody_registered_is_fetched_as_nobody(tmp_path: Path, monke
         whole.git("add", ".gitmodules")
         whole.git("commit", "--quiet", "-m", "modules")
         destinations = Destinations.read((server.url.removeprefix("http://"),), only=False)
-        settings = Workspace(allowed_schemes=("http", "ssh"))
+        settings = WorkspaceSettings(allowed_schemes=("http", "ssh"))
         trusted = TrustedRepositories(tmp_path / "data", settings, Unprepared().prepare, pin=destinations.pin)
         base = await trusted.resolve(RepositoryRef(url=f"{server.url}/whole.git"), tenant="acme")
         assert (base.sha, len(base.profile.notes)) == (whole.head, 1)
@@ -122,7 +122,7 @@ async def test_an_approved_commit_is_merged_into_a_branch_at_a_url(tmp_path: Pat
     remote = writable(tmp_path)
     with git_server(remote.path.parent) as server:
         url, ref = f"{server.url}/app.git", RepositoryRef(id="app")
-        trusted = TrustedRepositories(tmp_path / "data", Workspace(allowed_schemes=("http",)), Unprepared().prepare)
+        trusted = TrustedRepositories(tmp_path / "data", WorkspaceSettings(allowed_schemes=("http",)), Unprepared().prepare)
         await trusted.register(url, id="app", on_approval="merge", base="main")
         base = await trusted.resolve(ref)
         first, second = [
@@ -151,7 +151,7 @@ async def test_an_approved_commit_is_merged_into_a_branch_at_a_url(tmp_path: Pat
 async def test_a_branch_of_ours_at_a_url_moves_on_from_its_parent_alone(tmp_path: Path) -> None:
     remote = writable(tmp_path)
     with git_server(remote.path.parent) as server:
-        trusted = TrustedRepositories(tmp_path / "data", Workspace(allowed_schemes=("http",)), Unprepared().prepare)
+        trusted = TrustedRepositories(tmp_path / "data", WorkspaceSettings(allowed_schemes=("http",)), Unprepared().prepare)
         await trusted.register(f"{server.url}/app.git", id="app")
         base = await trusted.resolve(RepositoryRef(id="app"))
         clone = trusted.clone("app")

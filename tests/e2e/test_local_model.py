@@ -17,7 +17,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from moothall.config import Limits, Llm
+from moothall.config import LimitSettings, LlmSettings
 from moothall.council.prompting.briefing import Briefings
 from moothall.council.prompting.text import most_tokens
 from moothall.domain.briefing import BriefingRequest
@@ -80,12 +80,12 @@ async def test_packs_are_counted_as_the_model_counts(url: str, model: OpenAIMode
     lines = [{"actor": "ann", "comment": text[:120]} for text in DENSE for _ in range(3)]
     graph.tell("context", {"story": {"headline": "Exports", "state": "build"}, "comments": lines})
     asked = BriefingRequest(story_id="story-1", role="dev", phase="build", budget=300)
-    async with counting(Llm(), url) as count:
-        made = await Briefings(graph.ask, Limits(), count=count).brief(asked, LOCAL)
+    async with counting(LlmSettings(), url) as count:
+        made = await Briefings(graph.ask, LimitSettings(), count=count).brief(asked, LOCAL)
         longer = await prompt_tokens(f"{made.text}\n{made.text}") - await prompt_tokens(made.text)
         assert longer == await count(f"{made.text}\n{made.text}") - made.tokens
         assert 0.5 * asked.budget < made.tokens <= asked.budget
-        blind = await Briefings(graph.ask, Limits()).brief(asked, LOCAL)
+        blind = await Briefings(graph.ask, LimitSettings()).brief(asked, LOCAL)
         assert await count(blind.text) <= blind.tokens <= asked.budget
         for text in DENSE:
             assert await count(text) <= most_tokens(text)

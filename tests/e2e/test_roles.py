@@ -19,7 +19,7 @@ from house import Command
 from moothall.bus.lease import BUCKET
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.nats.server import embedded_server
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.domain.event import EventType
 from moothall.domain.topic import Channel
 from moothall.errors import GraphUnavailable
@@ -96,7 +96,7 @@ class Cluster:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def cluster(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     folder = tmp_path_factory.mktemp("roles")
-    settings = Bus()
+    settings = BusSettings()
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(embedded_server(settings, folder / "bus"))
         base = make_command(folder, model.base_url)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fetch import Project, make_repository, projects
 from judge import alone
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.facts import Facts
 from moothall.council.judging.counter import CounterProof, Proving
 from moothall.council.judging.runs import FreshRuns
@@ -55,7 +55,7 @@ async def one(project: Project, data: Path, most: int, *, apart: bool) -> None:
         if apart:
             await _apart(project, runs, green)
             return
-        proof = CounterProof(runs, Facts(MemoryBus(), d), Limits(counter_cases=most))
+        proof = CounterProof(runs, Facts(MemoryBus(), d), LimitSettings(counter_cases=most))
         began = time.monotonic()
         evidence = await proof.confirm(Proposal("agent-dev-001", "dev", ""), [Proving(green)])
         assert evidence is not None

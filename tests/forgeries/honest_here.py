@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from judge import alone
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.facts import Facts
 from moothall.council.judging.counter import CounterProof, Proving
 from moothall.council.judging.runs import CheckRuns
@@ -82,7 +82,7 @@ async def one(folder: Path, most: int) -> None:
     green = [case for case, result in told.cases.items() if result == "passed"]
     runs: Any = here
     proof = CounterProof(
-        runs, Facts(MemoryBus(), alone("here", here.prepared.base, seconds=_SECONDS)), Limits(counter_cases=most)
+        runs, Facts(MemoryBus(), alone("here", here.prepared.base, seconds=_SECONDS)), LimitSettings(counter_cases=most)
     )
     evidence = await proof.confirm(Proposal("agent-dev-001", "dev", ""), [Proving(green)])
     assert evidence is not None

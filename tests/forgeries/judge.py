@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.facts import Facts
 from moothall.council.judging.recheck import Bench
 from moothall.council.judging.runs import FreshRuns
@@ -64,7 +64,7 @@ class Court:
         place = rank([judged.candidate])[0]
         return place.passed_gates and place.proven, place.reasons
 
-    def bench(self, task_id: str, limits: Limits = Limits()) -> Bench:  # noqa: B008 - it is frozen
+    def bench(self, task_id: str, limits: LimitSettings = LimitSettings()) -> Bench:  # noqa: B008 - it is frozen
         """What judges the candidates of a deliberation on this base."""
         d = alone(task_id, self.prepared.base, seconds=300)
         runs = FreshRuns(d, self.prepared, self.house.workspaces, self._read, asyncio.Semaphore(3))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from judge import PYTEST, court
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.domain.proposal import Proposal
 from moothall.ranking import rank
 
@@ -122,7 +122,7 @@ async def one(sample: Sample, draws: Sequence[tuple[str, ...]], solved: dict[str
                 bench = place.bench(f"{sample.name.replace('_', '-')}-{number}")
                 diffs = [place.diff({"shop/code.py": text}) for text in texts]
                 judged = [await bench.judge(Proposal(seat, "dev", "", diff)) for seat, diff in zip(SEATS, diffs, strict=True)]
-                for what, limits in (("without inputs", Limits(inputs=0)), ("with inputs", Limits())):
+                for what, limits in (("without inputs", LimitSettings(inputs=0)), ("with inputs", LimitSettings())):
                     told = await place.bench(f"{sample.name.replace('_', '-')}-{number}", limits).distinguish(judged)
                     solved[what] += right[rank([item.candidate for item in told])[0].seat]
     print(sample.name, {what: round(count, 1) for what, count in solved.items()}, flush=True)

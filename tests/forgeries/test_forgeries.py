@@ -23,7 +23,7 @@ import pytest
 import corpus_others as others
 import corpus_python as python
 from judge import PYTEST, UNITTEST_COMMAND, court
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.judging.recheck import Judged
 from moothall.domain.proposal import Proposal
 
@@ -212,7 +212,7 @@ def test_told():
 """
     base = {**python.PYTEST_BASE, "tests/test_wait.py": waiting}
     async with court(tmp_path, base, PYTEST) as place:
-        bench = place.bench("waiting", Limits(apart_seconds=2.0))
+        bench = place.bench("waiting", LimitSettings(apart_seconds=2.0))
         judged = await bench.judge(Proposal("agent-dev-001", "dev", "", place.diff({"shop/price.py": python.RIGHT})))
     assert judged.assessment.proven
     assert "tests/test_wait.py::test_told" in judged.assessment.fixed

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from judge import PYTEST, court
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.domain.evidence import INPUTS
 from moothall.domain.proposal import Proposal, RankedCandidate
 from moothall.ranking import rank
@@ -160,7 +160,7 @@ async def judged_by_inputs(
 ) -> tuple[RankedCandidate, ...]:
     """Judge a candidate of each seat by what it does alone."""
     async with court(folder, files, argv) as judges:
-        bench = judges.bench("task-1", Limits(inputs_seconds=200.0))  # a compiler takes its time on a busy machine
+        bench = judges.bench("task-1", LimitSettings(inputs_seconds=200.0))  # a compiler takes its time on a busy machine
         judged = [await bench.judge(Proposal(seat, "dev", "", judges.diff({path: text}))) for seat, text in texts.items()]
         assert all(item.passes for item in judged)
         return rank([item.candidate for item in await bench.distinguish(judged)])

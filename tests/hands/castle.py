@@ -20,7 +20,7 @@ import pytest_asyncio
 
 from corpus.attempt import MARK, OUTSIDE, PID, PORT, SITE, Attempt, filled
 from hostile_site import site
-from moothall.config import Guard, Sandbox
+from moothall.config import GuardSettings, SandboxSettings
 from moothall.domain.identity import LOCAL
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
@@ -31,7 +31,7 @@ from moothall.guard.rules import Rules
 from moothall.guard.seat import Meter, SeatContext
 from moothall.sandbox.spawn import drop_uid
 from moothall.telemetry import get_logger
-from moothall.toolkits.web.settings import Http
+from moothall.toolkits.web.settings import HttpSettings
 from moothall.toolkits.web.toolkit import WebTools
 from moothall.tools.spec import Rate
 from moothall.visits.standing import StandingWorkspace
@@ -123,7 +123,7 @@ def canaries(folder: Path) -> Iterator[Canaries]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         # Of the very user that a sandbox runs as: no difference of users protects it.
-        uid = drop_uid(Sandbox())
+        uid = drop_uid(SandboxSettings())
         environment = {"PATH": "/usr/bin:/bin", "CANARY_OF_THE_OPERATOR": SECRET}
         neighbour = subprocess.Popen(["sleep", "3600"], env=environment, user=uid, group=uid, extra_groups=[] if uid else None)
         try:
@@ -253,10 +253,10 @@ async def castle(folder: Path, **limits: Any) -> AsyncIterator[Castle]:
         site() as name,
     ):
         with canaries(folder / "outside") as out:
-            web = WebTools(Http(allow=(name,), seconds=8))
+            web = WebTools(HttpSettings(allow=(name,), seconds=8))
             rules = Rules(catalogue=rules_catalogue, toolkits={"http": web.call, "web": web.call})
             facts = Facts()
-            gate = Gate(Guard(breaker_failures=1000), audit, facts.publish, rules)
+            gate = Gate(GuardSettings(breaker_failures=1000), audit, facts.publish, rules)
             prepared = await house.prepared({"tests": PYTEST})
             standing = StandingWorkspace("ws-1", house.workspaces, prepared, rules_catalogue)
             closing = asyncio.Event()

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
-from moothall.config import Guard, Settings
+from moothall.config import GuardSettings, Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.tool import Grant, ToolCall, ToolResult
 from moothall.guard.audit import AuditLog
@@ -100,7 +100,7 @@ async def hall(settings: Settings, folder: Path, **guard: Any) -> AsyncIterator[
         facts = Facts()
         rules = Rules(catalogue=catalogue, toolkits={"mcp": opened.toolkit})
         async with house.workspaces.open(await house.prepared(), "ws-1") as workspace:
-            gate = Gate(Guard(**{"breaker_failures": 1000, **guard}), audit, facts.publish, rules)
+            gate = Gate(GuardSettings(**{"breaker_failures": 1000, **guard}), audit, facts.publish, rules)
             yield Hall(
                 gate,
                 workspace,

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from moothall.domain.tool import ToolCall, ToolResult
-from moothall.toolkits.db.settings import Db
+from moothall.toolkits.db.settings import DbSettings
 from moothall.toolkits.db.spec import SPECS
 from moothall.toolkits.db.toolkit import DatabaseTools
 from support.gate import Room, in_seconds
@@ -15,7 +15,7 @@ _ARGUMENTS = {spec.name: spec.arguments for spec in SPECS}
 PASSWORD = "r-secret-42"
 
 
-async def ask(tool: str, settings: Db, tenant: str = "local", **arguments: Any) -> ToolResult:
+async def ask(tool: str, settings: DbSettings, tenant: str = "local", **arguments: Any) -> ToolResult:
     """Ask as the gate would: arguments checked, defaults filled in."""
     checked = _ARGUMENTS[tool].model_validate(arguments).model_dump()
     result = await DatabaseTools(settings).call(ToolCall("request-1", tool, checked, in_seconds(60)), Room(), tenant)

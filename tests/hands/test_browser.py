@@ -14,14 +14,14 @@ import pytest
 from aiohttp import web
 from pydantic import ValidationError
 
-from moothall.config import Sandbox
+from moothall.config import SandboxSettings
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.sandbox.spec import bubblewrap
 from moothall.toolkits.browser.chromium import find_chromium
-from moothall.toolkits.browser.settings import Browser
+from moothall.toolkits.browser.settings import BrowserSettings
 from moothall.toolkits.browser.spec import BrowserRun
 from moothall.toolkits.browser.toolkit import BrowserTools
-from moothall.toolkits.web.settings import Http
+from moothall.toolkits.web.settings import HttpSettings
 from support.folder import Folder
 from support.gate import in_seconds
 from support.processes import command_line
@@ -137,7 +137,7 @@ async def serving(host: str = "127.0.0.1") -> AsyncIterator[Site]:
 @pytest.fixture
 async def site() -> AsyncIterator[Site]:
     """One that the operator allows."""
-    if find_chromium(Browser()) is None:
+    if find_chromium(BrowserSettings()) is None:
         pytest.skip("no Chromium: `apt-get install chromium` brings it")
     bubblewrap()
     async with serving() as found:
@@ -156,11 +156,11 @@ async def browse(site: Site, path: str, *actions: dict[str, str], folder: Path =
     """Run it as the gate would."""
     allow = more.pop("allow", (f"127.0.0.1:{site.port}",))
     where = more.pop("where", {})
-    settings = Browser(**{"action_seconds": 40, "seconds": 100, **more})
+    settings = BrowserSettings(**{"action_seconds": 40, "seconds": 100, **more})
     url = path if "://" in path else site.url + path
     arguments = BrowserRun.model_validate({"url": url, "actions": list(actions), **where}).model_dump()
     call = ToolCall("request-1", "browser.run", arguments, in_seconds(120))
-    return await BrowserTools(settings, Http(allow=allow), Sandbox()).call(call, Folder(folder), "local")
+    return await BrowserTools(settings, HttpSettings(allow=allow), SandboxSettings()).call(call, Folder(folder), "local")
 
 
 async def test_open_click_type_wait_text_and_screenshot(site: Site, tmp_path: Path) -> None:

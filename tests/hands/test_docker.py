@@ -15,7 +15,7 @@ import pytest
 
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.toolkits.docker.engine import engine_at
-from moothall.toolkits.docker.settings import Docker
+from moothall.toolkits.docker.settings import DockerSettings
 from moothall.toolkits.docker.spec import SPECS
 from moothall.toolkits.docker.toolkit import DockerTools
 from support.engine import engine
@@ -50,7 +50,7 @@ class Desk(Folder):
     def __init__(self, root: Path, host: str, name: str = "ws-1", tools: DockerTools | None = None, **settings: Any) -> None:
         super().__init__(root)
         self.name = name
-        self.settings = Docker(host=host, **settings)
+        self.settings = DockerSettings(host=host, **settings)
         self.tools = tools or DockerTools(self.settings)
 
     @property

@@ -11,7 +11,7 @@ import pytest_asyncio
 from castle import SECRET, Castle, walled  # noqa: F401 - a fixture
 from corpus.attempt import MARK, OUTSIDE, PORT, Attempt, filled
 from corpus.language import ATTEMPTS
-from moothall.config import Runner
+from moothall.config import RunnerSettings
 from moothall.domain.code import CodeBlock
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.workspace.runner import LocalRunner
@@ -25,7 +25,9 @@ TIERS = Counter[str]()
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def runner(walled: Castle) -> AsyncIterator[LocalRunner]:
-    settings = walled.house.settings.model_copy(update={"runner": Runner(seconds=2.0, memory_bytes=100_000_000, workers=1)})
+    settings = walled.house.settings.model_copy(
+        update={"runner": RunnerSettings(seconds=2.0, memory_bytes=100_000_000, workers=1)}
+    )
     yield LocalRunner(settings, walled.house.workspaces.pool)
 
 

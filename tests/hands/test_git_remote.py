@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Workspace
+from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.ports import Workspace as OpenWorkspace
 from moothall.settings import load_settings
-from moothall.toolkits.web.settings import Http
+from moothall.toolkits.web.settings import HttpSettings
 from moothall.wiring.trusted import Hands, open_hands
 from support.githttp import GitServer, git_server
 from support.repos import Repo, make_repo
@@ -64,8 +64,8 @@ async def scene(tmp_path: Path, servers: tuple[GitServer, GitServer]) -> AsyncIt
     (tmp_path / "token").write_text(_TOKEN, encoding="utf-8")
     settings = load_settings(
         data_dir=tmp_path / "data",
-        workspace=Workspace(allowed_schemes=("http", "file")),
-        http=Http(allow=(public.url.removeprefix("http://"),)),
+        workspace=WorkspaceSettings(allowed_schemes=("http", "file")),
+        http=HttpSettings(allow=(public.url.removeprefix("http://"),)),
     )
     async with open_hands(settings) as hands:
         entry = await hands.repositories.register(

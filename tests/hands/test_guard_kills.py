@@ -17,7 +17,7 @@ from house import Command
 from moothall.bus import codec
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.registry import subject
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.domain.event import EventType, new_event
 from moothall.domain.tool import ToolCall
 from moothall.domain.topic import Channel
@@ -62,7 +62,7 @@ async def open_on(stub: Any, metadata: Any, folder: Path) -> pb.OpenWorkspaceRes
 
 def bus_of(command: Command) -> Any:
     told = json.loads((command.data_dir / "serving.json").read_text(encoding="utf-8"))
-    return open_bus(Bus(), told["bus_url"])
+    return open_bus(BusSettings(), told["bus_url"])
 
 
 async def results(bus: JetStreamBus, workspace: str) -> list[Mapping[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from moothall.config import Runner
+from moothall.config import RunnerSettings
 from moothall.domain.code import BlockRun, CodeBlock
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import WorkspaceFailed
@@ -25,7 +25,7 @@ from support.local import Local, local
 pytestmark = pytest.mark.e2e
 
 TOOLS = {"files.read": ("path", "start", "lines"), "files.write": ("path", "content"), "files.list": ("path", "glob")}
-LIMITS = Runner(seconds=1.5, memory_bytes=64_000_000, tool_calls=20, workers=1)
+LIMITS = RunnerSettings(seconds=1.5, memory_bytes=64_000_000, tool_calls=20, workers=1)
 FULL = "import sqlite3\n"
 
 

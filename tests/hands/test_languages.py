@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Sandbox
+from moothall.config import SandboxSettings
 from moothall.domain.evidence import Verdict
 from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.settings import load_settings
@@ -171,7 +171,7 @@ async def test_a_project_is_set_up_and_its_tests_tell(tmp_path: Path, name: str)
     if name == "make":
         (repo.path / "check.sh").chmod(0o755)
         repo.commit()
-    settings = load_settings(data_dir=tmp_path / "data", sandbox=Sandbox(toolchains=_toolchains(project.program)))
+    settings = load_settings(data_dir=tmp_path / "data", sandbox=SandboxSettings(toolchains=_toolchains(project.program)))
     async with open_hands(settings) as hands:
         base = await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
         prepared = await hands.repositories.prepare(base)

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from querying import PASSWORD, ask
 
 from moothall.domain.tool import ToolStatus
-from moothall.toolkits.db.settings import Db
+from moothall.toolkits.db.settings import DbSettings
 from support import neo4j as neo4j_server
 from support import servers
 
@@ -61,8 +61,8 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip(str(missing))
 
 
-def graphs(url: str, **more: Any) -> Db:
-    return Db(neo4j_url=SecretStr(url), **{"seconds": 60, **more})
+def graphs(url: str, **more: Any) -> DbSettings:
+    return DbSettings(neo4j_url=SecretStr(url), **{"seconds": 60, **more})
 
 
 async def test_neo4j_answers_as_json(graph: str) -> None:

@@ -18,7 +18,7 @@ from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
-from moothall.toolkits.db.settings import Databases, Db
+from moothall.toolkits.db.settings import Databases, DbSettings
 from moothall.wiring.rules import open_rules
 from support import servers
 from support.gate import Facts, House, tool_call
@@ -65,8 +65,8 @@ def reader(boss: str) -> str:
     return urlsplit(boss)._replace(netloc=f"reader:{PASSWORD}@{urlsplit(boss).netloc.rpartition('@')[2]}").geturl()
 
 
-def postgres(url: str, **more: Any) -> Db:
-    return Db(postgres_url=SecretStr(url), **{"seconds": 60, **more})
+def postgres(url: str, **more: Any) -> DbSettings:
+    return DbSettings(postgres_url=SecretStr(url), **{"seconds": 60, **more})
 
 
 async def test_postgres_answers_as_json(reader: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Runner
+from moothall.config import RunnerSettings
 from moothall.council.recording import Recording
 from moothall.domain.event import EventType
 from moothall.testing.model import step_of
@@ -134,7 +134,7 @@ async def test_python_is_offered_to_large_windows_alone_and_run_for_all(council:
 
 async def test_a_block_may_not_call_more_tools_than_it_is_allowed(council: Open) -> None:
     looping = "n = 0\nwhile True:\n    ws.read('src/utils.py')\n    n += 1"
-    async with council(script(code(looping), code(APPEND)), python=Runner(tool_calls=3)) as house:
+    async with council(script(code(looping), code(APPEND)), python=RunnerSettings(tool_calls=3)) as house:
         events = await house.run(house.deliberation("single", 1))
     assert len([data for data in of(events, EventType.TOOL_FINISHED) if "/0.1." in data["request_id"]]) == 3
     assert "python: budget_exceeded" in house.server.requests[1].prompt

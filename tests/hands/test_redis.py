@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from querying import PASSWORD, ask
 
 from moothall.domain.tool import ToolStatus
-from moothall.toolkits.db.settings import Db
+from moothall.toolkits.db.settings import DbSettings
 from support import servers
 
 pytestmark = pytest.mark.e2e
@@ -49,8 +49,8 @@ async def state(client: redis.asyncio.Redis) -> list[Any]:
     ]
 
 
-def reds(url: str, **more: Any) -> Db:
-    return Db(redis_url=SecretStr(url), **{"seconds": 60, **more})
+def reds(url: str, **more: Any) -> DbSettings:
+    return DbSettings(redis_url=SecretStr(url), **{"seconds": 60, **more})
 
 
 async def test_redis_answers(redis_url: str, filled: redis.asyncio.Redis) -> None:

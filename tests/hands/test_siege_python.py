@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Runner
+from moothall.config import RunnerSettings
 from moothall.domain.code import BlockRun, CodeBlock
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.workspace.local import LocalWorkspace
@@ -63,9 +63,9 @@ def block(code: str, seconds: float = 20, depth: int = 0) -> CodeBlock:
 
 
 @asynccontextmanager
-async def den(folder: Path, python: Runner | None = None, **limits: Any) -> AsyncIterator[Den]:
+async def den(folder: Path, python: RunnerSettings | None = None, **limits: Any) -> AsyncIterator[Den]:
     async with local(folder, **limits) as house:
-        settings = house.settings.model_copy(update={"runner": python or Runner()})
+        settings = house.settings.model_copy(update={"runner": python or RunnerSettings()})
         runner = LocalRunner(settings, house.workspaces.pool)
         async with house.workspaces.open(await house.prepared(), "one") as workspace:
             yield Den(runner, workspace)
@@ -116,13 +116,13 @@ threading.Thread(target=fill, daemon=True).start()
     ["files.read(path='slow')", "while True:\n    say({'op': 'call', 'name': 'no.tool'}); os.read(fd, 100000); time.sleep(0.05)"],
 )
 async def test_the_disk_is_looked_at_while_a_block_asks(tmp_path: Path, asking: str) -> None:
-    async with den(tmp_path, Runner(tool_calls=5000), disk_bytes=20_000_000) as house:
+    async with den(tmp_path, RunnerSettings(tool_calls=5000), disk_bytes=20_000_000) as house:
         ran = await house.run(WRITER + asking)
     assert ran.status == "disk", ran
 
 
 async def test_agents_whose_blocks_wait_for_a_place_do_not_wait_for_their_callers(tmp_path: Path) -> None:
-    async with den(tmp_path, Runner(workers=1, full_workers=1)) as house:
+    async with den(tmp_path, RunnerSettings(workers=1, full_workers=1)) as house:
 
         async def agents(name: str, _arguments: Mapping[str, Any]) -> ToolResult:
             inner = [await house.runner.run(block(f"{first}6 * 7", depth=1), house.workspace, house.ask) for first in FIRST]

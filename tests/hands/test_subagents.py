@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Runner
+from moothall.config import RunnerSettings
 from moothall.council.recording import Recording
 from moothall.domain.budget import Budget
 from moothall.domain.event import EventType
@@ -107,7 +107,7 @@ async def test_narrowed_agents_have_less(council: Open) -> None:
     ],
 )
 async def test_how_many_is_bounded(council: Open, block: str, settings: dict[str, int], told: str) -> None:
-    async with council(script(code(block), lambda _body, _number: finish("done")), python=Runner(**settings)) as house:
+    async with council(script(code(block), lambda _body, _number: finish("done")), python=RunnerSettings(**settings)) as house:
         events = await house.run(house.deliberation("single", 1))
     assert told in next(call.prompt for call in house.server.requests if call.call_id.endswith("/0.2"))
     assert outcomes(events) == {ONE: "proposed"}
@@ -122,7 +122,7 @@ async def test_agents_of_agents_end_at_the_depth_and_have_numbers_of_their_own(c
             return finish("deepest" if "'agents' is not defined" in told else "middle")
         return deeper
 
-    async with council(script(deeper, agent), python=Runner(agents_depth=2, agents_turns=3, agents_fan_out=4)) as house:
+    async with council(script(deeper, agent), python=RunnerSettings(agents_depth=2, agents_turns=3, agents_fan_out=4)) as house:
         await house.run(house.deliberation("single", 1))
     below = calls_of(house)
     assert len(below) == len(set(below))
@@ -146,7 +146,7 @@ async def test_agents_share_the_tool_calls_of_their_block(council: Open) -> None
             return finish("no more calls")
         return act(*[("files.read", {"path": "src/utils.py"})] * 2)
 
-    async with council(script(code("print(agents.run('look often'))"), agent), python=Runner(tool_calls=5)) as house:
+    async with council(script(code("print(agents.run('look often'))"), agent), python=RunnerSettings(tool_calls=5)) as house:
         events = await house.run(house.deliberation("single", 1))
     reads = [data for data in of(events, EventType.TOOL_FINISHED) if data["tool"] == "files.read"]
     assert len(reads) == 5

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import wasmtime
 
-from moothall.config import Wasm
+from moothall.config import WasmSettings
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import ConfigurationError
 from moothall.inside.wasm import Run, compile_module
@@ -122,7 +122,7 @@ async def _house(folder: Path, **limits: Any) -> AsyncIterator[_House]:
         _put(folder / "tools")
         make_repo(folder / "repo", {"src/a.txt": "hello\n", "src/b.txt": "other\n", "Makefile": "test:\n\ttrue\n"})
         (folder / "repo" / "out").symlink_to("/etc")
-    settings = load_settings(data_dir=folder / "data", wasm=Wasm(folder=folder / "tools", **limits))
+    settings = load_settings(data_dir=folder / "data", wasm=WasmSettings(folder=folder / "tools", **limits))
     async with open_hands(settings) as hands:
         base = await hands.repositories.resolve(await register(settings, str(folder / "repo"), "HEAD"))
         prepared = await hands.repositories.prepare(base)

@@ -15,7 +15,7 @@ import pytest
 
 from moothall.agents.service import AgentTasks
 from moothall.agents.sessions import BUCKET, AgentSessions
-from moothall.config import Agents
+from moothall.config import AgentSettings
 from moothall.domain.budget import Usage
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.overview import Condition
@@ -88,7 +88,7 @@ async def _blank(tenant: str) -> RepositoryRef:
 
 @asynccontextmanager
 async def serving_agents(
-    tmp_path: Path, desk: MemoryDesk, settings: Agents, probes: Mapping[str, Probe] | None = None
+    tmp_path: Path, desk: MemoryDesk, settings: AgentSettings, probes: Mapping[str, Probe] | None = None
 ) -> AsyncIterator[Agent]:
     """Serve, and yield a caller."""
     bus, slow = MemoryBus(), Slow()

@@ -75,8 +75,8 @@ def doors_of(
 ) -> Doors:
     """Return the rooms of a house without the role tools: the real ones on a bus in memory, and the desk."""
     bus, graph = bus or MemoryBus(), graph or MemoryGraph()
-    limits = config.Limits()
-    models = config.Models.of(config.Llm(model="scripted"), {"large": config.Llm(model="deep", tier="large")})
+    limits = config.LimitSettings()
+    models = config.Models.of(config.LlmSettings(model="scripted"), {"large": config.LlmSettings(model="deep", tier="large")})
     roster = Roster(bus, limits, models)
     return Doors(
         desk=desk,
@@ -107,8 +107,8 @@ def doors_of(
 @asynccontextmanager
 async def serving(desk: MemoryDesk, doors: Doors | None = None, **settings: Any) -> AsyncIterator[Serving]:
     """Serve `desk`, and the other rooms where given, until the context ends."""
-    asked = config.Grpc(**({"port": 0, "grace_seconds": 0.2} | settings))
-    async with AsyncExitStack() as callers, grpc_server(asked, config.Limits(), doors or doors_of(desk), TOKENS) as server:
+    asked = config.GrpcSettings(**({"port": 0, "grace_seconds": 0.2} | settings))
+    async with AsyncExitStack() as callers, grpc_server(asked, config.LimitSettings(), doors or doors_of(desk), TOKENS) as server:
         # The caller outlives the server, to see how it ends: what the server sent last may still be on its way.
         channel = grpc.aio.insecure_channel(server.target)
         callers.push_async_callback(channel.close, _LAST_WORDS_SECONDS)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from moothall.config import Guard, Limits, Llm, Runner
+from moothall.config import GuardSettings, LimitSettings, LlmSettings, RunnerSettings
 from moothall.council.prompting.survey import Surveyor
 from moothall.council.protocols import Parts, deliberate
 from moothall.council.recording import Recording
@@ -165,10 +165,10 @@ async def open_council(
     answer: Answer,
     *,
     files: Mapping[str, str | bytes] | None = None,
-    limits: Limits | None = None,
+    limits: LimitSettings | None = None,
     schemas: bool = True,
     run_code: RunCode | None = None,
-    python: Runner | None = None,
+    python: RunnerSettings | None = None,
     **llm: Any,
 ) -> AsyncIterator[CouncilHouse]:
     """Build it in `folder`. `run_code` runs Python, by the settings `python`; `llm` are settings of the model."""
@@ -179,14 +179,14 @@ async def open_council(
     async with (
         scripted_model(answer, schemas=schemas) as server,
         open_model(
-            settings := Llm(
+            settings := LlmSettings(
                 **{"retries": 0, "retry_seconds": 0.01, "approaches": "on", "functions": "off", "seats_in_turn": "off", **llm}
             ),
             server.base_url,
         ) as model,
         AuditLog(folder / "data", "host-1") as audit,
     ):
-        gate = Gate(Guard(), audit, bus.publish)
+        gate = Gate(GuardSettings(), audit, bus.publish)
         prepared = await workspaces.prepare()
         parts = Parts(
             model=model,
@@ -194,11 +194,11 @@ async def open_council(
             workspaces=workspaces,
             read=workspaces.read,
             log=bus,
-            limits=limits or Limits(patience=0),
+            limits=limits or LimitSettings(patience=0),
             llm=settings,
             run_code=run_code,
-            surveyor=Surveyor(workspaces, limits or Limits(patience=0)),
-            python=python or Runner(),
+            surveyor=Surveyor(workspaces, limits or LimitSettings(patience=0)),
+            python=python or RunnerSettings(),
         )
         yield CouncilHouse(server, bus, workspaces, prepared, parts)
 

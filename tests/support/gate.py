@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from moothall.config import Guard
+from moothall.config import GuardSettings
 from moothall.domain.budget import Ledger
 from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.event import Event
@@ -111,7 +111,7 @@ class Facts:
 class House:
     """A gate, its audit and its one room."""
 
-    def __init__(self, data_dir: Path, audit: AuditLog, limits: Guard, **rules: Any) -> None:
+    def __init__(self, data_dir: Path, audit: AuditLog, limits: GuardSettings, **rules: Any) -> None:
         self.room = Room()
         self.facts = Facts()
         self.audit = audit
@@ -156,4 +156,4 @@ async def open_house(data_dir: Path, **given: Any) -> AsyncIterator[House]:
     rules = {field.name for field in fields(Rules)}
     limits = {name: given.pop(name) for name in tuple(given) if name not in rules}
     async with AuditLog(data_dir, "host-1") as audit:
-        yield House(data_dir, audit, Guard(**limits), **given)
+        yield House(data_dir, audit, GuardSettings(**limits), **given)

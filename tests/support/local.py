@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Jobs, Sandbox, Settings, Workspace
+from moothall.config import JobSettings, SandboxSettings, Settings, WorkspaceSettings
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.repositories.clone import TrustedClone
@@ -69,7 +69,7 @@ class Local:
 @asynccontextmanager
 async def local(folder: Path, files: Mapping[str, str | bytes] = SAMPLE, *, warm: int = 0, **limits: Any) -> AsyncIterator[Local]:
     """Make a repository of `files` below `folder` and yield workspaces for it; `limits` are the sandbox's."""
-    async with _local(folder, files, Workspace(warm=warm), limits, in_pods=False) as house:
+    async with _local(folder, files, WorkspaceSettings(warm=warm), limits, in_pods=False) as house:
         yield house
 
 
@@ -78,19 +78,19 @@ async def in_pods(
     folder: Path, files: Mapping[str, str | bytes] = SAMPLE, *, environments: Path | None = None, **limits: Any
 ) -> AsyncIterator[Local]:
     """The same in pods nearby."""
-    async with _local(folder, files, Workspace(warm=0, environments=environments), limits, in_pods=True) as house:
+    async with _local(folder, files, WorkspaceSettings(warm=0, environments=environments), limits, in_pods=True) as house:
         yield house
 
 
 @asynccontextmanager
 async def _local(
-    folder: Path, files: Mapping[str, str | bytes], workspace: Workspace, limits: Mapping[str, Any], *, in_pods: bool
+    folder: Path, files: Mapping[str, str | bytes], workspace: WorkspaceSettings, limits: Mapping[str, Any], *, in_pods: bool
 ) -> AsyncIterator[Local]:
     settings = load_settings(
         data_dir=folder / "data",
         workspace=workspace,
-        jobs=Jobs(python=str(interpreter())),
-        sandbox=Sandbox(**{"toolchains": (PACKAGES,), **limits}),
+        jobs=JobSettings(python=str(interpreter())),
+        sandbox=SandboxSettings(**{"toolchains": (PACKAGES,), **limits}),
     )
     repo = make_repo(folder / "repo", files)
     clone = TrustedClone(folder / "data" / "repos" / "sample.git", settings.workspace)

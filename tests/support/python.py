@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from moothall.config import Runner
+from moothall.config import RunnerSettings
 from moothall.testing.model import Answer
 from moothall.workspace.runner import LocalRunner
 from support.council import CouncilHouse, open_council
@@ -16,10 +16,10 @@ from support.local import local
 
 @asynccontextmanager
 async def open_coding_council(
-    folder: Path, answer: Answer, python: Runner | None = None, **settings: Any
+    folder: Path, answer: Answer, python: RunnerSettings | None = None, **settings: Any
 ) -> AsyncIterator[CouncilHouse]:
     """Build a council in `folder` as `open_council` does, with a runner by the settings `python`."""
-    limits = python or Runner()
+    limits = python or RunnerSettings()
     async with local(folder / "hands") as house:
         runner = LocalRunner(house.settings.model_copy(update={"runner": limits}), house.workspaces.pool)
         async with open_council(folder, answer, run_code=runner.run, python=limits, **settings) as council:

@@ -48,7 +48,7 @@ class Web:
 @asynccontextmanager
 async def serving_http(doors: Doors, **settings: Any) -> AsyncIterator[Web]:
     """Serve until the context ends."""
-    asked = config.Web(**({"port": 0, "grace_seconds": 0.2} | settings))
+    asked = config.WebSettings(**({"port": 0, "grace_seconds": 0.2} | settings))
     async with http_server(asked, doors, TOKENS, configured=True) as served, aiohttp.ClientSession() as session:
         yield Web(session, served.port)
 

@@ -11,7 +11,7 @@ import random
 import sys
 
 from moothall.bus.nats.jetstream import open_bus
-from moothall.config import Bus, Limits
+from moothall.config import BusSettings, LimitSettings
 from moothall.domain.budget import Budget, Ledger, Usage
 from moothall.errors import BudgetExceeded
 from moothall.guard.accounts import BUCKET, Accounts, Purse
@@ -44,8 +44,8 @@ async def deliberate(accounts: Accounts, name: str, tokens: int) -> tuple[int, i
 
 async def main(url: str, process: str, count: int, tokens: int) -> None:
     """Run them all at once."""
-    async with open_bus(Bus(), url) as bus:
-        accounts = Accounts(bus.bucket(BUCKET), Limits())
+    async with open_bus(BusSettings(), url) as bus:
+        accounts = Accounts(bus.bucket(BUCKET), LimitSettings())
         done = await asyncio.gather(*(deliberate(accounts, f"task-{process}-{number}", tokens) for number in range(count)))
     sys.stdout.write(json.dumps({"used": sum(used for used, _ in done), "refused": sum(refused for _, refused in done)}))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moothall.config import Guard
+from moothall.config import GuardSettings
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.task import RepositoryRef
 from moothall.errors import NotFound
@@ -102,7 +102,7 @@ async def visiting(
     """Let callers visit. With a bus, requests that the policy denies can be parked; `rules` are those of the gate."""
     from moothall.guard.approvals import Approvals
 
-    guard = Guard(**(limits or {}))
+    guard = GuardSettings(**(limits or {}))
     if bus is not None:
         rules["parking"] = Parking(bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(b"k" * 32, guard.approval_seconds))
     made = Rules(**rules)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import SeatOutcome, SeatStatus
@@ -76,10 +76,12 @@ class House:
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
         """Work on the stories until the block ends, as one process of several."""
-        planner = Planner(self.bus, Limits())
+        planner = Planner(self.bus, LimitSettings())
         async with asyncio.TaskGroup() as group:
             task = group.create_task(
-                Work(self.bus, self.desk, Limits(), planner, self.lands, architects=self.architects, alone=self.alone).run()
+                Work(
+                    self.bus, self.desk, LimitSettings(), planner, self.lands, architects=self.architects, alone=self.alone
+                ).run()
             )
             try:
                 yield

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import pytest_asyncio
 
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.model.client import OpenAIModel, open_model
 from moothall.settings import load_settings
 
@@ -28,20 +28,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @pytest.fixture(scope="session")
-def llm() -> Llm:
+def llm() -> LlmSettings:
     """The settings, as any process of ours reads them."""
     return load_settings().llm
 
 
 @pytest.fixture(scope="session")
-def url(llm: Llm) -> str:
+def url(llm: LlmSettings) -> str:
     if llm.base_url is None:
         pytest.fail("these tests need a vLLM server: run scripts/test-vllm, or set MOOTHALL_LLM__BASE_URL to one")
     return llm.base_url
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def model(llm: Llm, url: str) -> AsyncIterator[OpenAIModel]:
+async def model(llm: LlmSettings, url: str) -> AsyncIterator[OpenAIModel]:
     async with open_model(llm, url) as client:
         assert await client.figures() is not None, f"{url} does not say that it is a vLLM"
         yield client

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.council.prompting.reply import approaches_schema, read_review, read_turn, review_schema, turn_schema
 from moothall.domain.chat import Message, ReplySchema
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
@@ -139,7 +139,7 @@ async def test_strings_keep_their_bounds(model: OpenAIModel) -> None:
         assert 30 <= len(json.loads(reply.text)["word"]) <= 32
 
 
-async def test_a_wrong_model_name_lists_the_right_one(llm: Llm, url: str) -> None:
+async def test_a_wrong_model_name_lists_the_right_one(llm: LlmSettings, url: str) -> None:
     async with open_model(llm.model_copy(update={"model": "gpt-9"}), url) as client:
         with pytest.raises(ConfigurationError, match=r"no model 'gpt-9'; it has: \S+"):
             await client.chat(ask())

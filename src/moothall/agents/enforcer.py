@@ -10,7 +10,7 @@ from time import monotonic
 
 from cachetools import LRUCache
 
-from moothall.config import Agents
+from moothall.config import AgentSettings
 from moothall.domain.identity import Principal
 from moothall.errors import BudgetExceeded, DeadlineExceeded, InvalidRequest, MoothallError, RateLimited, Temporary
 
@@ -47,7 +47,7 @@ class RollingBreaker:
     through once `seconds` are over, and what comes of it decides.
     """
 
-    def __init__(self, settings: Agents, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, settings: AgentSettings, clock: Callable[[], float] = monotonic) -> None:
         self._settings = settings
         self._clock = clock
         self._ended: deque[tuple[float, bool]] = deque()
@@ -86,7 +86,7 @@ class RollingBreaker:
 class Enforcer:
     """Lets calls through, unary and streamed alike. One a process; belongs to one event loop."""
 
-    def __init__(self, settings: Agents) -> None:
+    def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
         self._breaker = RollingBreaker(settings)
         self._buckets: LRUCache[tuple[str, str], tuple[float, float]] = LRUCache(_USERS)

@@ -15,7 +15,7 @@ from moothall.agents.enforcer import Enforcer
 from moothall.agents.queries import Mode, Query, SessionContext, Wanted
 from moothall.agents.sessions import AgentSessions, written_paths
 from moothall.aio import merge
-from moothall.config import Agents
+from moothall.config import AgentSettings
 from moothall.domain.budget import Budget, Usage
 from moothall.domain.chat import Writing
 from moothall.domain.event import EventType, Recorded
@@ -98,7 +98,7 @@ class AgentTasks:
         desk: Deliberations,
         visits: Visits,
         sessions: AgentSessions,
-        settings: Agents,
+        settings: AgentSettings,
         *,
         parallelism: int = 1,
         memory_mb: int = 0,

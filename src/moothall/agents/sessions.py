@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 from moothall.agents.queries import Query, SessionContext, Wanted
-from moothall.config import Agents
+from moothall.config import AgentSettings
 from moothall.domain.codec import dump, load
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
@@ -29,7 +29,7 @@ Blank = Callable[[str], Awaitable[RepositoryRef]]
 class AgentSessions:
     """All sessions that this process serves. Belongs to one event loop."""
 
-    def __init__(self, bucket: Bucket, visits: Visits, blank: Blank, settings: Agents) -> None:
+    def __init__(self, bucket: Bucket, visits: Visits, blank: Blank, settings: AgentSettings) -> None:
         self._bucket = bucket
         self._visits = visits
         self._blank = blank

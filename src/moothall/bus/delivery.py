@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.domain.event import Recorded
 from moothall.errors import Permanent, Superseded, Temporary
 from moothall.ports import Handler
@@ -42,14 +42,14 @@ class Leave:
 Verdict = Ack | Nak | Bury | Leave
 
 
-def delay_of(settings: Bus, deliveries: int, asked: float | None) -> float:
+def delay_of(settings: BusSettings, deliveries: int, asked: float | None) -> float:
     """Return the seconds before the next delivery: what the error asked for, else doubling, never over a minute."""
     grown = settings.retry_seconds * 2.0 ** min(deliveries - 1, 16)
     return min(asked if asked is not None else grown, LONGEST_DELAY)
 
 
 async def judge(
-    settings: Bus,
+    settings: BusSettings,
     handler: Handler,
     unpack: Callable[[], Awaitable[Sequence[Recorded | Permanent]]],
     *,

@@ -15,7 +15,7 @@ from moothall.cli.documents import findings_document
 from moothall.cli.exits import EXIT_NONE
 from moothall.cli.options import example, json_option
 from moothall.cli.run import print_json, with_settings
-from moothall.config import Llm, Sandbox, Settings
+from moothall.config import LlmSettings, SandboxSettings, Settings
 from moothall.config.models import DEFAULT
 from moothall.domain.code import CodeBlock
 from moothall.domain.overview import Finding
@@ -86,7 +86,7 @@ def _package(name: str, extra: str) -> Finding:
         )
 
 
-async def _walls(sandbox: Sandbox) -> AsyncIterator[Finding]:
+async def _walls(sandbox: SandboxSettings) -> AsyncIterator[Finding]:
     from moothall.sandbox.probe import probe
 
     for layer in await probe(sandbox):
@@ -135,7 +135,7 @@ async def _fleet(settings: Settings) -> Finding:
     return Finding("fleet", ok=bool(found), detail=told or "no host answers", mend="" if found else mend)
 
 
-async def _model(data_dir: Path, llm: Llm, part: str) -> Finding:
+async def _model(data_dir: Path, llm: LlmSettings, part: str) -> Finding:
     from moothall.model.client import open_model
     from moothall.model.weights import local_weights
 

@@ -12,7 +12,7 @@ from moothall.cli.exits import EXIT_WRONG
 from moothall.cli.options import example
 from moothall.cli.plain import plain
 from moothall.cli.run import say, with_settings
-from moothall.config import Forge, Settings, environment
+from moothall.config import ForgeSettings, Settings, environment
 from moothall.domain.identity import LOCAL
 from moothall.errors import ConfigurationError
 
@@ -65,7 +65,7 @@ async def open_watch(settings: Settings, tell: Callable[[str], None]) -> AsyncIt
                 yield watch
 
 
-def _credential(forge: Forge) -> str:
+def _credential(forge: ForgeSettings) -> str:
     """Return how a repository's record names the token: it holds no secret itself. Raises `ConfigurationError`."""
     if forge.token_file is not None:
         return f"file:{forge.token_file.absolute()}"

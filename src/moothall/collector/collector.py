@@ -28,7 +28,7 @@ from moothall.collector.decide import decide, pending_outcome, ready
 from moothall.collector.deliver import deliver
 from moothall.collector.fold import DeliberationState, fold, task_of
 from moothall.collector.records import DOCUMENTS, fold_known, read, record, replay, show, with_time
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.ids import check_key
@@ -93,7 +93,7 @@ class Collector:
         self,
         bus: Bus,
         repositories: Repositories,
-        limits: Limits,
+        limits: LimitSettings,
         *,
         alone: Callable[[str], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
         tick_seconds: float = 1.0,

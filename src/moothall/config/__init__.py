@@ -8,41 +8,64 @@ it, with `_file` after its name: `MOOTHALL_LLM__API_KEY_FILE`. No other room rea
 from __future__ import annotations
 
 from moothall.config.file import default_file, environment
-from moothall.config.hands import Agents, Guard, Limits, Runner, Sandbox, Tools, Wasm, Workspace
-from moothall.config.jobs import Jobs
+from moothall.config.hands import (
+    AgentSettings,
+    GuardSettings,
+    LimitSettings,
+    RunnerSettings,
+    SandboxSettings,
+    ToolSettings,
+    WasmSettings,
+    WorkspaceSettings,
+)
+from moothall.config.jobs import JobSettings
 from moothall.config.models import Models
 from moothall.config.packages import Indexes, read_indexes
-from moothall.config.parts import Bus, Forge, Graph, Grpc, Llm, Log, Metrics, Oidc, Ray, Serve, Trace, Web, Webhook
+from moothall.config.parts import (
+    BusSettings,
+    ForgeSettings,
+    GraphSettings,
+    GrpcSettings,
+    LlmSettings,
+    LogSettings,
+    MetricsSettings,
+    OidcSettings,
+    RaySettings,
+    ServeSettings,
+    TraceSettings,
+    WebhookSettings,
+    WebSettings,
+)
 from moothall.config.section import Section
 from moothall.config.settings import Settings, read_settings, secret_values
 
 __all__ = [
-    "Agents",
-    "Bus",
-    "Forge",
-    "Graph",
-    "Grpc",
-    "Guard",
+    "AgentSettings",
+    "BusSettings",
+    "ForgeSettings",
+    "GraphSettings",
+    "GrpcSettings",
+    "GuardSettings",
     "Indexes",
-    "Jobs",
-    "Limits",
-    "Llm",
-    "Log",
-    "Metrics",
+    "JobSettings",
+    "LimitSettings",
+    "LlmSettings",
+    "LogSettings",
+    "MetricsSettings",
     "Models",
-    "Oidc",
-    "Ray",
-    "Runner",
-    "Sandbox",
+    "OidcSettings",
+    "RaySettings",
+    "RunnerSettings",
+    "SandboxSettings",
     "Section",
-    "Serve",
+    "ServeSettings",
     "Settings",
-    "Tools",
-    "Trace",
-    "Wasm",
-    "Web",
-    "Webhook",
-    "Workspace",
+    "ToolSettings",
+    "TraceSettings",
+    "WasmSettings",
+    "WebSettings",
+    "WebhookSettings",
+    "WorkspaceSettings",
     "default_file",
     "environment",
     "read_indexes",

@@ -10,7 +10,7 @@ from pydantic import Field, SecretStr
 from moothall.config.section import Section
 
 
-class Workspace(Section):
+class WorkspaceSettings(Section):
     """Where tools act."""
 
     kind: Literal["local", "kubernetes"] = Field("local", description="kubernetes: each in a Job, as `jobs` says")
@@ -74,7 +74,7 @@ Wall = Literal[
 """The walls of a sandbox that an operator may do without; without bubblewrap and overlays there is none."""
 
 
-class Sandbox(Section):
+class SandboxSettings(Section):
     """Walls and limits for what a model wrote. A missing wall stops the start unless named here."""
 
     allow_degraded: tuple[Wall, ...] = Field((), description="walls to do without where they are missing, named one by one")
@@ -89,7 +89,7 @@ class Sandbox(Section):
     toolchains: tuple[Path, ...] = Field((), description="folders outside /usr to show read-only; their bin is put on PATH")
 
 
-class Agents(Section):
+class AgentSettings(Section):
     """Agents: what other orchestrators ask of one, and those that `moothall agents run` runs."""
 
     at_once: int = Field(4, ge=1, le=1000, description="agents of specs that one run has at work side by side")
@@ -119,13 +119,13 @@ class Agents(Section):
     endpoint_pause_seconds: float = Field(0.5, gt=0, description="before another replica is asked; it doubles")
 
 
-class Tools(Section):
+class ToolSettings(Section):
     """Tools that a caller asks for several of at once."""
 
     parallelism: int = Field(1, ge=1, le=32, description="calls of one sequence that run side by side")
 
 
-class Runner(Section):
+class RunnerSettings(Section):
     """Blocks of Python that a model wrote, with tools as functions. See docs/tools.md."""
 
     enabled: bool = Field(default=True, description="off: a model is told that there is no Python")
@@ -151,7 +151,7 @@ class Runner(Section):
     agents_turns: int = Field(6, ge=1, le=50, description="turns of a sub-agent")
 
 
-class Limits(Section):
+class LimitSettings(Section):
     """What a caller may ask for."""
 
     agents: int = Field(16, ge=1)
@@ -224,7 +224,7 @@ class Limits(Section):
     plans: int = Field(32, ge=1, description="plans whose tasks are handed out side by side; more wait")
 
 
-class Guard(Section):
+class GuardSettings(Section):
     """What the gate lets through."""
 
     calls_in_flight: int = Field(32, ge=1, description="tool calls that one gate runs side by side; more wait")
@@ -272,7 +272,7 @@ class Guard(Section):
     audit_sync_records: int = Field(64, ge=1, description="audit records between two syncs to disk; each is flushed at once")
 
 
-class Wasm(Section):
+class WasmSettings(Section):
     """Tools of an operator's own, as WebAssembly modules; see docs/tools.md. A tool's own file may give it less time, never more of anything."""
 
     folder: Path | None = Field(None, description="name.wasm and name.yaml of each tool; empty: there are none")

@@ -11,7 +11,7 @@ from pydantic import Field, SecretStr
 from moothall.config.section import Section
 
 
-class Jobs(Section):
+class JobSettings(Section):
     """How workspaces run where workspace.kind is kubernetes. Memory, processes and files are held by `sandbox`, as everywhere."""
 
     namespace: str = Field("moothall-workspaces", description="where the Jobs are made; their own and nothing else of ours")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from moothall.config.parts import Llm
+from moothall.config.parts import LlmSettings
 from moothall.errors import InvalidRequest
 
 DEFAULT = "default"
@@ -20,21 +20,21 @@ _OF_SERVER = frozenset({"replicas", "model", "api_key", "api_key_file", "price_i
 class Models:
     """`default` is called '' and `default`; `named` are the others, each whole."""
 
-    default: Llm = field(default_factory=Llm)
-    named: Mapping[str, Llm] = field(default_factory=dict)
+    default: LlmSettings = field(default_factory=LlmSettings)
+    named: Mapping[str, LlmSettings] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, default: Llm, said: Mapping[str, Llm]) -> Self:
+    def of(cls, default: LlmSettings, said: Mapping[str, LlmSettings]) -> Self:
         """Lay what each says over `default`. Raises `ValueError` for what cannot be right."""
         models = cls(default, {name: _overlay(default, one) for name, one in said.items()})
         models._check()
         return models
 
-    def items(self) -> tuple[tuple[str, Llm], ...]:
+    def items(self) -> tuple[tuple[str, LlmSettings], ...]:
         """Return all by name, `default` first."""
         return (DEFAULT, self.default), *self.named.items()
 
-    def get(self, name: str) -> Llm:
+    def get(self, name: str) -> LlmSettings:
         """Return the settings of a model that `choose` named. Raises `InvalidRequest` where it is gone from the settings."""
         found = self.default if name in {"", DEFAULT} else self.named.get(name)
         if found is None:
@@ -93,7 +93,7 @@ class Models:
                 taken[role] = name
 
 
-def _overlay(default: Llm, one: Llm) -> Llm:
+def _overlay(default: LlmSettings, one: LlmSettings) -> LlmSettings:
     """Return what `one` says over `default`. With a server of its own also what belongs to a server, its key above all, is its own."""
     own = one.model_fields_set | _OWN | (_OF_SERVER if "base_url" in one.model_fields_set else frozenset())
     return default.model_copy(update={name: getattr(one, name) for name in own})

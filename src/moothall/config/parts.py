@@ -17,7 +17,7 @@ Duty = Literal["api", "page", "collector", "planning", "graph", "tools", "hosts"
 _OWNED = re.compile(r"[A-Za-z0-9_.-]*[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_.-]*[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 
 
-class Llm(Section):
+class LlmSettings(Section):
     """The model server. No base URL: the small local model on this machine's CPU. Under `models.NAME` stand further ones, each as this one
     but for what it says itself.
     """
@@ -87,7 +87,7 @@ class Llm(Section):
     local_slots: int = Field(3, ge=1, description="calls that the local model works on side by side")
 
 
-class Bus(Section):
+class BusSettings(Section):
     """NATS JetStream. No URL: an embedded server with its files in the data directory."""
 
     url: str | None = None
@@ -117,7 +117,7 @@ class Bus(Section):
     publish_seconds: float = Field(30.0, gt=0, description="how long a publish is retried while the bus is away")
 
 
-class Ray(Section):
+class RaySettings(Section):
     """The fleet. No address: Ray on this machine, started and stopped with the process."""
 
     mode: Literal["auto", "process", "ray"] = Field(
@@ -141,7 +141,7 @@ class Ray(Section):
         return self
 
 
-class Serve(Section):
+class ServeSettings(Section):
     """What a process of `moothall serve` does, and how it does so beside others on the same bus."""
 
     only: tuple[Duty, ...] = Field((), description="the roles of this process; empty: all. Any but all need bus.url")
@@ -157,7 +157,7 @@ class Serve(Section):
     )
 
 
-class Grpc(Section):
+class GrpcSettings(Section):
     """The callers' door."""
 
     host: str = "127.0.0.1"
@@ -180,7 +180,7 @@ class Grpc(Section):
     )
 
 
-class Web(Section):
+class WebSettings(Section):
     """The HTTP door of `moothall serve`. Who may call is said by the tokens of `grpc`."""
 
     enabled: bool = True
@@ -210,7 +210,7 @@ class Web(Section):
     link_seconds: float = Field(600.0, gt=0, description="how long the link that `serve` prints signs in, once")
 
 
-class Oidc(Section):
+class OidcSettings(Section):
     """Signing in at the page by an OpenID provider: docs/doors.md. No issuer: by link, token and account alone."""
 
     issuer: str | None = Field(
@@ -255,7 +255,7 @@ class Oidc(Section):
         return self
 
 
-class Forge(Section):
+class ForgeSettings(Section):
     """A forge whose issues `moothall watch` answers with pull requests: docs/doors.md."""
 
     kind: Literal["github", "gitea"] = Field("github", description="whose REST API it speaks; Forgejo is a gitea")
@@ -301,7 +301,7 @@ class Forge(Section):
         return self
 
 
-class Webhook(Section):
+class WebhookSettings(Section):
     """A server of the operator's that is told of each decision and each move of a story: docs/doors.md."""
 
     url: str | None = Field(
@@ -321,7 +321,7 @@ class Webhook(Section):
         return self
 
 
-class Graph(Section):
+class GraphSettings(Section):
     """The context graph. No URL: an embedded one in the data directory."""
 
     url: str | None = Field(None, description="of a Neo4j 5 server, e.g. neo4j://127.0.0.1:7687; give it a database of its own")
@@ -339,14 +339,14 @@ class Graph(Section):
     drain_seconds: float = Field(10.0, ge=0, description="what a command that ends gives the graph to catch up")
 
 
-class Log(Section):
+class LogSettings(Section):
     """What the process says on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
 
 
-class Trace(Section):
+class TraceSettings(Section):
     """Where OpenTelemetry spans go: nowhere, until an exporter is chosen. See docs/telemetry.md."""
 
     exporter: Literal["off", "otlp", "console"] = Field(
@@ -368,7 +368,7 @@ class Trace(Section):
     timeout_seconds: float = Field(3.0, gt=0, le=8, description="one export, and what the end of a process waits for the last")
 
 
-class Metrics(Section):
+class MetricsSettings(Section):
     """Figures for Prometheus, at http://host:port/metrics of `moothall serve`."""
 
     enabled: bool = True

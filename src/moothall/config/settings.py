@@ -21,10 +21,33 @@ from pydantic_settings import (
 )
 
 from moothall.config.file import place_of, read_toml, unknown
-from moothall.config.hands import Agents, Guard, Limits, Runner, Sandbox, Tools, Wasm, Workspace
-from moothall.config.jobs import Jobs
+from moothall.config.hands import (
+    AgentSettings,
+    GuardSettings,
+    LimitSettings,
+    RunnerSettings,
+    SandboxSettings,
+    ToolSettings,
+    WasmSettings,
+    WorkspaceSettings,
+)
+from moothall.config.jobs import JobSettings
 from moothall.config.models import Models
-from moothall.config.parts import Bus, Forge, Graph, Grpc, Llm, Log, Metrics, Oidc, Ray, Serve, Trace, Web, Webhook
+from moothall.config.parts import (
+    BusSettings,
+    ForgeSettings,
+    GraphSettings,
+    GrpcSettings,
+    LlmSettings,
+    LogSettings,
+    MetricsSettings,
+    OidcSettings,
+    RaySettings,
+    ServeSettings,
+    TraceSettings,
+    WebhookSettings,
+    WebSettings,
+)
 from moothall.config.section import Section
 from moothall.errors import ConfigurationError
 
@@ -60,30 +83,32 @@ class Settings(BaseSettings):
     data_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("moothall")))
     repository: str = Field("", description="default repository of a deliberation that names none")
     seed: int = Field(0, ge=0, description="base of all sampling seeds")
-    llm: Llm = Llm()
-    models: Mapping[str, Llm] = Field({}, description="further models by name, each as llm but for what it says: docs/models.md")
-    bus: Bus = Bus()
-    ray: Ray = Ray()
-    workspace: Workspace = Workspace()
-    jobs: Jobs = Jobs()
-    sandbox: Sandbox = Sandbox()
-    runner: Runner = Runner()
-    limits: Limits = Limits()
+    llm: LlmSettings = LlmSettings()
+    models: Mapping[str, LlmSettings] = Field(
+        {}, description="further models by name, each as llm but for what it says: docs/models.md"
+    )
+    bus: BusSettings = BusSettings()
+    ray: RaySettings = RaySettings()
+    workspace: WorkspaceSettings = WorkspaceSettings()
+    jobs: JobSettings = JobSettings()
+    sandbox: SandboxSettings = SandboxSettings()
+    runner: RunnerSettings = RunnerSettings()
+    limits: LimitSettings = LimitSettings()
     secrets: Secrets = Secrets()
-    guard: Guard = Guard()
-    wasm: Wasm = Wasm()
-    agents: Agents = Agents()
-    tools: Tools = Tools()
-    serve: Serve = Serve()
-    grpc: Grpc = Grpc()
-    web: Web = Web()
-    oidc: Oidc = Oidc()
-    forge: Forge = Forge()
-    webhook: Webhook = Webhook()
-    graph: Graph = Graph()
-    log: Log = Log()
-    trace: Trace = Trace()
-    metrics: Metrics = Metrics()
+    guard: GuardSettings = GuardSettings()
+    wasm: WasmSettings = WasmSettings()
+    agents: AgentSettings = AgentSettings()
+    tools: ToolSettings = ToolSettings()
+    serve: ServeSettings = ServeSettings()
+    grpc: GrpcSettings = GrpcSettings()
+    web: WebSettings = WebSettings()
+    oidc: OidcSettings = OidcSettings()
+    forge: ForgeSettings = ForgeSettings()
+    webhook: WebhookSettings = WebhookSettings()
+    graph: GraphSettings = GraphSettings()
+    log: LogSettings = LogSettings()
+    trace: TraceSettings = TraceSettings()
+    metrics: MetricsSettings = MetricsSettings()
 
     @model_validator(mode="after")
     def _models_are_whole(self) -> Self:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from moothall import telemetry
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.checking import Standing, Workplace, stand
 from moothall.council.coding import Coding
 from moothall.council.conversation import Conversation, Ending
@@ -61,7 +61,7 @@ class AgentLoop:
     def __init__(
         self,
         talk: Conversation,
-        limits: Limits,
+        limits: LimitSettings,
         coding: Coding | None = None,
         *,
         facts: Facts | None = None,

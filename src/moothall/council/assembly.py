@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from moothall.config import Limits, Llm, Runner
+from moothall.config import LimitSettings, LlmSettings, RunnerSettings
 from moothall.config.models import DEFAULT
 from moothall.council.agent import AgentLoop
 from moothall.council.course import Draft
@@ -60,8 +60,8 @@ class Parts:
     workspaces: Workspaces
     read: ReadFile
     log: Log
-    limits: Limits = field(default_factory=Limits)
-    llm: Llm = field(default_factory=Llm)
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    llm: LlmSettings = field(default_factory=LlmSettings)
     named: Mapping[str, NamedModel] = field(default_factory=dict)
     remote_agents: Mapping[str, ChatModel] = field(default_factory=dict)
     """Remote agents, by endpoint."""
@@ -69,7 +69,7 @@ class Parts:
     source: str = "host"
     clean: Callable[[str], str] = scrub
     run_code: RunCode | None = None
-    python: Runner = field(default_factory=Runner)
+    python: RunnerSettings = field(default_factory=RunnerSettings)
     surveyor: Surveyor | None = None
     merge: MergeCommits | None = None
     purse: Purse | None = None
@@ -244,7 +244,7 @@ async def _common_mode(models: Iterable[NamedModel]) -> ReplyMode:
     return "blocks" if "blocks" in found else "json"
 
 
-def _common(models: Iterable[NamedModel]) -> Llm:
+def _common(models: Iterable[NamedModel]) -> LlmSettings:
     """Return the settings of the first, with a window and a length of answers that suit all."""
     first, *others = [one.llm for one in models]
     used = (first, *others)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moothall import telemetry
-from moothall.config import Runner
+from moothall.config import RunnerSettings
 from moothall.domain.code import AGENTS_RUN, BlockRun, CodeBlock
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
@@ -30,14 +30,14 @@ class Caller:
     number: int = 0
     turn: int = 1
 
-    def child(self, index: int, settings: Runner) -> Caller:
+    def child(self, index: int, settings: RunnerSettings) -> Caller:
         """Return the `index`-th sub-agent, from 1. No two of a turn have one number, and a turn done again gives the same."""
         below = settings.agents_fan_out
         if self.depth:
             index += below + ((self.number - 1) * settings.agents_turns + self.turn - 1) * below
         return Caller(self.depth + 1, index)
 
-    def ordinal(self, turn: int, settings: Runner) -> int:
+    def ordinal(self, turn: int, settings: RunnerSettings) -> int:
         """Return the last part of the call id of a sub-agent's turn."""
         return (self.number - 1) * settings.agents_turns + turn
 
@@ -86,7 +86,7 @@ class Coding:
     """Runs the blocks of one seat and of its sub-agents. `agents` is what `agents.run` does with its arguments in a block."""
 
     run_code: RunCode
-    settings: Runner
+    settings: RunnerSettings
     agents: Callable[[Coding, Block, Mapping[str, Any]], Awaitable[ToolResult]]
 
     async def run(self, code: str, at: TurnContext) -> Coded:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.council.function import Function
 from moothall.council.prompting.reply import MalformedReplyError, Turn, read_turn, turn_schema
 from moothall.council.prompting.text import CHARS_PER_TOKEN, clip, tokens
@@ -96,7 +96,7 @@ class Conversation:
         voice: Voice,
         *,
         model: RecordedModel,
-        llm: Llm,
+        llm: LlmSettings,
         specs: Sequence[ToolSpec] = (),
         python: bool = False,
         function: Function | None = None,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from moothall import telemetry
 from moothall.aio import beside
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.council.facts import Facts
 from moothall.council.growing import Growing, Hint
 from moothall.council.metering import model_call
@@ -90,7 +90,7 @@ def word_of(event: Event) -> str:
 class NamedModel:
     """A model of the settings, and what calls it."""
 
-    llm: Llm
+    llm: LlmSettings
     model: ChatModel
 
 
@@ -104,7 +104,7 @@ class RecordedModel:
         ledger: Ledger,
         facts: Facts,
         recording: Recording,
-        settings: Llm,
+        settings: LlmSettings,
         seats: Mapping[str, NamedModel] | None = None,
         clean: Callable[[str], str] = scrub,
         ours: Callable[[], bool] = lambda: True,
@@ -258,7 +258,7 @@ class RecordedModel:
         self._used[seat] = self.usage_of(seat) + usage
 
 
-def _estimate(llm: Llm, messages: tuple[Message, ...], max_tokens: int) -> Usage:
+def _estimate(llm: LlmSettings, messages: tuple[Message, ...], max_tokens: int) -> Usage:
     prompt = sum(tokens(message.content) for message in messages)
     price = (prompt * llm.price_in + max_tokens * llm.price_out) / _MILLION
     return Usage(prompt_tokens=prompt, completion_tokens=max_tokens, calls=1, cost_usd=price)

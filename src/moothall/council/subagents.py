@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moothall.aio import seconds_until
-from moothall.config import Limits, Llm, Runner
+from moothall.config import LimitSettings, LlmSettings, RunnerSettings
 from moothall.council.agent import AgentLoop
 from moothall.council.checking import Workplace
 from moothall.council.coding import Block, Coding, TurnContext
@@ -31,8 +31,8 @@ class SubAgents:
     """Starts the sub-agents of one seat's blocks; they speak to the model as it does."""
 
     model: RecordedModel
-    llm: Llm
-    limits: Limits
+    llm: LlmSettings
+    limits: LimitSettings
     voice: Voice
 
     async def run(self, coding: Coding, block: Block, arguments: Mapping[str, Any]) -> ToolResult:
@@ -94,7 +94,7 @@ class SubAgent:
 
     agent: AgentLoop
     place: TurnContext
-    settings: Runner
+    settings: RunnerSettings
     answer: str = ""
     failed: MoothallError | None = None
 

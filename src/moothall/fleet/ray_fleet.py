@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from moothall.config import Ray as RaySettings
+from moothall.config import RaySettings
 from moothall.errors import ConfigurationError, Temporary
 from moothall.fleet.folder import ray_folder
 from moothall.fleet.in_process import Alive

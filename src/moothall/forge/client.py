@@ -17,7 +17,7 @@ import aiohttp
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from moothall.aio import whole_body
-from moothall.config import Forge as Settings
+from moothall.config import ForgeSettings as Settings
 from moothall.domain.codec import wrong
 from moothall.errors import CallFailed, ConfigurationError, NotFound, Refused, Temporary
 from moothall.services.identity import check_address

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from moothall.config import Forge as Settings
+from moothall.config import ForgeSettings as Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
 from moothall.domain.outcome import Outcome

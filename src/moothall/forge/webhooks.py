@@ -9,7 +9,7 @@ from hashlib import sha256
 
 from aiohttp import web
 
-from moothall.config import Forge as Settings
+from moothall.config import ForgeSettings as Settings
 from moothall.errors import ConfigurationError
 
 _BYTES = 26_000_000  # GitHub sends up to 25 MB

@@ -9,7 +9,7 @@ from typing import Any
 import neo4j
 from neo4j import exceptions as trouble
 
-from moothall.config import Graph
+from moothall.config import GraphSettings
 from moothall.errors import ConfigurationError, GraphUnavailable
 from moothall.graph.shape import LABELS, POSITION
 from moothall.graph.statements import Rows, Statement, schema
@@ -26,7 +26,7 @@ _AT_ONCE = 5000
 class Neo4jStore:
     """Reads and writes in managed transactions: the driver runs them again after a transient failure."""
 
-    def __init__(self, driver: neo4j.AsyncDriver, settings: Graph) -> None:
+    def __init__(self, driver: neo4j.AsyncDriver, settings: GraphSettings) -> None:
         self._driver = driver
         self._settings = settings
         self._prepared = False
@@ -85,7 +85,7 @@ class Neo4jStore:
 
 
 @asynccontextmanager
-async def neo4j_store(settings: Graph, *, at_once: bool = True) -> AsyncIterator[Neo4jStore]:
+async def neo4j_store(settings: GraphSettings, *, at_once: bool = True) -> AsyncIterator[Neo4jStore]:
     """Connect to `settings.url`. Raises `ConfigurationError` where the server turns us away, `GraphUnavailable` where
     nobody answers; not that with `at_once` False: then what is asked of it fails until it is there.
     """
@@ -119,7 +119,7 @@ async def neo4j_store(settings: Graph, *, at_once: bool = True) -> AsyncIterator
 
 
 @contextmanager
-def _translate_errors(settings: Graph) -> Iterator[None]:
+def _translate_errors(settings: GraphSettings) -> Iterator[None]:
     try:
         yield
     except trouble.AuthError as error:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
-from moothall.config import Graph as Settings
+from moothall.config import GraphSettings as Settings
 from moothall.domain.event import Recorded
 from moothall.errors import GraphUnavailable
 from moothall.graph.store import CypherGraph

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.domain.budget import Account, Amount, Budget, Ledger, Usage
 from moothall.domain.codec import dump, load
 from moothall.errors import AlreadyExists
@@ -23,7 +23,7 @@ _FIRST_SECONDS, _LONGEST_SECONDS = 0.002, 0.1
 class Accounts:
     """The books, in the bucket BUCKET. The limits fill the zeros of a story's own budget."""
 
-    def __init__(self, bucket: Bucket, limits: Limits) -> None:
+    def __init__(self, bucket: Bucket, limits: LimitSettings) -> None:
         self._bucket = bucket
         self._default = Budget(tokens=limits.story_tokens, calls=limits.story_calls, cost_usd=limits.story_cost_usd)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()

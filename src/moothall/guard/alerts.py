@@ -10,7 +10,7 @@ from typing import Literal
 
 from cachetools import LRUCache
 
-from moothall.config import Guard
+from moothall.config import GuardSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType
 from moothall.domain.tool import ToolCall
@@ -44,7 +44,7 @@ class Alert:
 class Alerts:
     """Counts refusals in windows that slide, by principal and by task. One a gate; nothing here awaits."""
 
-    def __init__(self, limits: Guard, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, limits: GuardSettings, clock: Callable[[], float] = monotonic) -> None:
         self._limits = limits
         self._clock = clock
         self._windows: LRUCache[tuple[str, ...], deque[float]] = LRUCache(_KEPT)

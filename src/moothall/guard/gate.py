@@ -16,7 +16,7 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from moothall import telemetry
-from moothall.config import Guard
+from moothall.config import GuardSettings
 from moothall.domain.causes import call_event_id
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
@@ -57,7 +57,7 @@ class Gate:
 
     def __init__(
         self,
-        limits: Guard,
+        limits: GuardSettings,
         audit: AuditLog,
         publish: Publish,
         rules: Rules | None = None,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
-from moothall.config import Guard
+from moothall.config import GuardSettings
 from moothall.domain.budget import Ledger
 from moothall.domain.codec import encodable
 from moothall.domain.tool import ToolStatus
@@ -19,7 +19,7 @@ from moothall.guard.seat import Meter, Stopped
 _DEEPEST = 20
 
 
-def check_limits(meter: Meter, limits: Guard) -> None:
+def check_limits(meter: Meter, limits: GuardSettings) -> None:
     """The seat may start another call just now; else `Stopped`."""
     if meter.in_flight >= limits.seat_in_flight:
         reason = f"{meter.in_flight} of your calls are still running and {limits.seat_in_flight} may; wait for one to end"
@@ -89,7 +89,7 @@ def cut_text(text: str, limit: int) -> str:
     return f"{text[:head]}\n… {len(text) - head - tail} characters left out …\n{text[len(text) - tail :]}"
 
 
-def check_budget(ledger: Ledger | None, meter: Meter, limits: Guard) -> None:
+def check_budget(ledger: Ledger | None, meter: Meter, limits: GuardSettings) -> None:
     """Something may still be spent; else `Stopped`.
 
     A turn that was paid with the last token still runs its tools; one past the limit does not.
@@ -98,7 +98,7 @@ def check_budget(ledger: Ledger | None, meter: Meter, limits: Guard) -> None:
         raise Stopped(ToolStatus.BUDGET_EXCEEDED, reason)
 
 
-def _overspent(ledger: Ledger | None, meter: Meter, limits: Guard) -> str:
+def _overspent(ledger: Ledger | None, meter: Meter, limits: GuardSettings) -> str:
     if meter.calls >= limits.seat_calls:
         return f"all {limits.seat_calls} tool calls of this seat are used; finish with what you have"
     if meter.seconds + meter.held_seconds >= limits.seat_seconds:
@@ -117,7 +117,7 @@ def _overspent(ledger: Ledger | None, meter: Meter, limits: Guard) -> str:
 
 
 @contextmanager
-def reserve(meter: Meter, limits: Guard, seconds: float) -> Iterator[float]:
+def reserve(meter: Meter, limits: GuardSettings, seconds: float) -> Iterator[float]:
     """Count a call, and hold up to `seconds` of what the seat has left while it waits and runs. Yields what is held."""
     held = max(0.0, min(seconds, limits.seat_seconds - meter.seconds - meter.held_seconds))
     meter.calls += 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatRequest
 
@@ -46,7 +46,9 @@ _MOST = 1_000_000_000  # more tokens than any call has; what is above is no coun
 _CHARS_PER_TOKEN = 3  # low, so that an estimate is high and a budget still holds
 
 
-def count_usage(told: Mapping[str, Any], messages: Sequence[Mapping[str, str]], answer_bytes: int, settings: Llm) -> Usage:
+def count_usage(
+    told: Mapping[str, Any], messages: Sequence[Mapping[str, str]], answer_bytes: int, settings: LlmSettings
+) -> Usage:
     """Return the server's count; an estimate on the high side where it gives none, or none that can be right."""
     prompt = _count(told.get("prompt_tokens"))
     completion = _count(told.get("completion_tokens"))

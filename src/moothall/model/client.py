@@ -20,7 +20,7 @@ from yarl import URL
 
 from moothall import telemetry
 from moothall.aio import seconds_until
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
 from moothall.model import retry
@@ -51,7 +51,7 @@ _PROBE = {
 class OpenAIModel:
     """The port `ChatModel`. Made by `open_model`; belongs to one event loop."""
 
-    def __init__(self, settings: Llm, pool: ConnectionPool) -> None:
+    def __init__(self, settings: LlmSettings, pool: ConnectionPool) -> None:
         self._settings = settings
         self._pool = pool
         self._url = pool.url
@@ -302,7 +302,7 @@ class OpenAIModel:
 
 
 @asynccontextmanager
-async def open_model(settings: Llm, base_url: str) -> AsyncIterator[OpenAIModel]:
+async def open_model(settings: LlmSettings, base_url: str) -> AsyncIterator[OpenAIModel]:
     """Open a client for the server at `base_url`. Raises `ConfigurationError` for what is no URL; calls nobody yet."""
     async with open_pool(settings, base_url) as pool:
         yield OpenAIModel(settings, pool)

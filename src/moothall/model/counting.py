@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from cachetools import LRUCache
 
 from moothall import telemetry
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.council.prompting.text import most_tokens
 from moothall.errors import ModelReplyInvalid
 from moothall.model.bodies import JSON, encode
@@ -71,7 +71,7 @@ class _Counter:
 
 
 @asynccontextmanager
-async def counting(settings: Llm, base_url: str) -> AsyncIterator[CountTokens]:
+async def counting(settings: LlmSettings, base_url: str) -> AsyncIterator[CountTokens]:
     """Yield what counts tokens as the server at `base_url` does. Raises `ConfigurationError` for what is no URL; asks nobody yet."""
     async with open_pool(settings, base_url) as pool:
         yield _Counter(pool, settings.model)

@@ -18,7 +18,7 @@ from math import isfinite
 from typing import Any
 
 from moothall import telemetry
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.domain.chat import ChatRequest
 from moothall.domain.ids import digest
 
@@ -39,7 +39,7 @@ _LAST_SERVED = 5
 class Dialect:
     """The additions that one server is sent. Learnt from its list of models, unlearnt from what it refuses."""
 
-    def __init__(self, settings: Llm, owners: Iterable[str] = ()) -> None:
+    def __init__(self, settings: LlmSettings, owners: Iterable[str] = ()) -> None:
         self.is_vllm = _OURS in owners
         asked = {"cache_salt": settings.cache_salt, "priority": settings.priority, "logprobs": settings.logprobs}
         self._sent = {name for name, wish in asked.items() if wish == "on" or (wish == "auto" and self.is_vllm)}

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.errors import ConfigurationError, ModelUnavailable
 from moothall.model.serve_local import Serve
 from moothall.model.weights import fetch_weights
@@ -32,7 +32,7 @@ _LOG_BYTES = 5_000_000
 
 
 @asynccontextmanager
-async def local_model_server(settings: Llm, data_dir: Path, on_progress: Callable[[str], None]) -> AsyncIterator[str]:
+async def local_model_server(settings: LlmSettings, data_dir: Path, on_progress: Callable[[str], None]) -> AsyncIterator[str]:
     """Yield the base URL of a running local model, with its key in the user part; `open_model` understands that.
 
     Fetches the weights first where they are not here; `on_progress` is told in sentences. Raises

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moothall.config import Llm, Models
+from moothall.config import LlmSettings, Models
 from moothall.errors import ModelReplyInvalid
 from moothall.model.pool import open_pool
 from moothall.model.retry import Failed
@@ -37,13 +37,13 @@ async def look(models: Models, base_url: str) -> Mapping[str, ServerCount]:
     return seen
 
 
-async def _look(settings: Llm, base_url: str) -> ServerCount:
+async def _look(settings: LlmSettings, base_url: str) -> ServerCount:
     urls = tuple(dict.fromkeys((base_url, *settings.replicas)))
     wrong = [said for said in await asyncio.gather(*(_wrong(settings, url) for url in urls)) if said]
     return ServerCount(len(urls) - len(wrong), len(urls), wrong[0] if wrong else "")
 
 
-async def _wrong(settings: Llm, base_url: str) -> str:
+async def _wrong(settings: LlmSettings, base_url: str) -> str:
     """Return what is wrong with a server, nothing where it answers."""
     try:
         async with open_pool(settings, base_url) as pool:

@@ -17,7 +17,7 @@ from aiohappyeyeballs import start_connection
 from yarl import URL
 
 from moothall import __version__, telemetry
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.errors import ConfigurationError
 from moothall.model.connection import Connection
 from moothall.model.retry import Failed
@@ -35,7 +35,7 @@ _GOOD = 200
 class ConnectionPool:
     """Connections to the server of one URL, made as they are needed; belongs to one event loop. `url` is its root, without a key."""
 
-    def __init__(self, settings: Llm, url: URL, key: str | None) -> None:
+    def __init__(self, settings: LlmSettings, url: URL, key: str | None) -> None:
         self.url = url
         self._settings = settings
         self._loop = asyncio.get_running_loop()
@@ -178,7 +178,7 @@ class ConnectionPool:
 
 
 @asynccontextmanager
-async def open_pool(settings: Llm, base_url: str) -> AsyncIterator[ConnectionPool]:
+async def open_pool(settings: LlmSettings, base_url: str) -> AsyncIterator[ConnectionPool]:
     """Yield what calls the server at `base_url`: a key in the URL's user part (http://KEY@host/v1) is sent as bearer token unless the
     settings hold one. Raises `ConfigurationError` for what is no URL; calls nobody yet.
     """

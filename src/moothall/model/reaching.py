@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from yarl import URL
 
-from moothall.config import Llm, Models
+from moothall.config import LlmSettings, Models
 from moothall.config.models import DEFAULT
 from moothall.errors import ConfigurationError, ModelReplyInvalid, ModelUnavailable
 from moothall.model import retry
@@ -27,7 +27,7 @@ _NAMES_SHOWN = 500
 _GOOD, _TOO_MANY = 200, 429
 
 
-async def reach(settings: Llm, base_url: str, tell: Callable[[str], None]) -> None:
+async def reach(settings: LlmSettings, base_url: str, tell: Callable[[str], None]) -> None:
     """Return once a server answers; one that does not yet is waited for `llm.wait_seconds`, which `tell` hears.
 
     Raises `ConfigurationError` for what no waiting mends (a wrong name, path, key or model at any server) and `ModelUnavailable`
@@ -62,7 +62,7 @@ async def reach_all(models: Models, tell: Callable[[str], None]) -> None:
     servers = {name: one for name, one in models.items() if one.base_url}
     away: dict[str, ModelUnavailable] = {}
 
-    async def ask(name: str, settings: Llm) -> None:
+    async def ask(name: str, settings: LlmSettings) -> None:
         try:
             await reach(settings, settings.base_url or "", tell)
         except ModelUnavailable as error:
@@ -77,7 +77,7 @@ async def reach_all(models: Models, tell: Callable[[str], None]) -> None:
         tell(f"the model {name} is away: {error}")
 
 
-async def _ask(settings: Llm, base_url: str) -> None:
+async def _ask(settings: LlmSettings, base_url: str) -> None:
     async with open_pool(settings, base_url) as pool:
         url = pool.url
         try:
@@ -105,14 +105,14 @@ async def _ask(settings: Llm, base_url: str) -> None:
         raise translate_refusal(Rejected(status, said), str(url), settings.model)
 
 
-async def _get(pool: ConnectionPool, url: URL, settings: Llm) -> tuple[int, bytes, str, str]:
+async def _get(pool: ConnectionPool, url: URL, settings: LlmSettings) -> tuple[int, bytes, str, str]:
     """Return status, body, content type and location of its list of models."""
     taken = WholeTaker(str(pool.url), _BYTES)
     await pool.ask("GET", url / "models", taken, until=asyncio.get_running_loop().time() + settings.idle_seconds)
     return taken.status, taken.body, taken.kind, taken.header(b"location")
 
 
-async def _look_below(pool: ConnectionPool, settings: Llm) -> None:
+async def _look_below(pool: ConnectionPool, settings: LlmSettings) -> None:
     """Raise `ConfigurationError` where the list lies under /v1, which is forgotten often."""
     url = pool.url
     if url.name == "v1":
@@ -130,7 +130,7 @@ def _is_list(body: bytes) -> bool:
     return True
 
 
-def _check_names(settings: Llm, url: URL, body: bytes, kind: str) -> None:
+def _check_names(settings: LlmSettings, url: URL, body: bytes, kind: str) -> None:
     try:
         listed = read_models(body)
     except ValueError as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 import platformdirs
 
 from moothall import telemetry
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.disk import lock
 from moothall.errors import ConfigurationError
 from moothall.model.sources import SourceFailed, Weights, bytes_of, from_hub, from_wheels
@@ -38,7 +38,7 @@ QWEN = Weights(
 )
 
 
-def local_weights(settings: Llm, data_dir: Path, known: Weights = QWEN) -> Path | None:
+def local_weights(settings: LlmSettings, data_dir: Path, known: Weights = QWEN) -> Path | None:
     """Return the file that the local model runs on if it is here already. Raises `ConfigurationError` for an own file
     that is none.
     """
@@ -59,12 +59,12 @@ def local_weights(settings: Llm, data_dir: Path, known: Weights = QWEN) -> Path 
     return None
 
 
-def shared_folder(settings: Llm) -> Path:
+def shared_folder(settings: LlmSettings) -> Path:
     """Return where fetched weights lie, for all data directories of this user."""
     return (settings.models_dir or Path(platformdirs.user_cache_dir("moothall")) / "models").expanduser()
 
 
-async def fetch_weights(settings: Llm, data_dir: Path, on_progress: Progress, known: Weights = QWEN) -> Path:
+async def fetch_weights(settings: LlmSettings, data_dir: Path, on_progress: Progress, known: Weights = QWEN) -> Path:
     """Return the weights, fetching them if need be; `on_progress(bytes done, bytes in all)` sees it.
 
     What was fetched before a failure is kept, so that the next attempt goes on from there. A second process waits

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Event, EventType, event_id
 from moothall.domain.identity import Principal
@@ -37,7 +37,7 @@ _LATEST_MS = 253_402_300_799_000  # the year 9999
 class Planner:
     """Plans of stories."""
 
-    def __init__(self, bus: Log, limits: Limits) -> None:
+    def __init__(self, bus: Log, limits: LimitSettings) -> None:
         self._bus = bus
         self._board = Board(bus)
         self._limits = limits

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.domain.event import Event, EventType
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest, key_of
@@ -66,7 +66,7 @@ class Work:
         self,
         bus: Log,
         desk: Deliberations,
-        limits: Limits,
+        limits: LimitSettings,
         planner: Planner,
         land_: Land,
         *,
@@ -326,7 +326,7 @@ def _story_text(story: Story) -> str:
     return "\n\n".join(part for part in (story.title, story.brief) if part) or f"Story {story.id}."
 
 
-def _repair(card: Card, plan_id: str, limits: Limits) -> AtomicTask:
+def _repair(card: Card, plan_id: str, limits: LimitSettings) -> AtomicTask:
     """Return the task of a story that was sent back, or does not go together with its base: on what there is of it, told why."""
 
     def repair_task(why: str, start: str) -> AtomicTask:
@@ -346,7 +346,7 @@ def _aim(task: AtomicTask) -> Aim:
     return Aim(task.repository or RepositoryRef(), task.case_id, task.plan_id, task.description, task.constraints)
 
 
-def _request(task: AtomicTask, held: Sequence[str], done: Sequence[Outcome], limits: Limits) -> DeliberationRequest:
+def _request(task: AtomicTask, held: Sequence[str], done: Sequence[Outcome], limits: LimitSettings) -> DeliberationRequest:
     """Return what is asked of a task's council: on the commit that holds the work before it, told what texts decided."""
     repository = task.repository
     if repository is not None and held:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from moothall.config import Workspace as Settings
+from moothall.config import WorkspaceSettings as Settings
 from moothall.errors import NotFound, RepositoryError, Temporary
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import FetchTooLarge, GitRunner, OutputCaps, over_limit

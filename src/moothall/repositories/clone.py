@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from moothall.config import Workspace as Settings
+from moothall.config import WorkspaceSettings as Settings
 from moothall.domain.repository import Patch
 from moothall.errors import MergeConflict, NotFound, PatchRefused, RepositoryError, WorkspaceFailed
 from moothall.repositories import rules

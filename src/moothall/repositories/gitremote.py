@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from moothall.config import Workspace as Settings
+from moothall.config import WorkspaceSettings as Settings
 from moothall.errors import Refused
 from moothall.repositories import sources
 from moothall.repositories.clone import TrustedClone

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from moothall.config import Workspace as Settings
+from moothall.config import WorkspaceSettings as Settings
 from moothall.domain.ids import digest
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import BusUnavailable, MoothallError, Permanent, Temporary

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from moothall.config import Workspace as Settings
+from moothall.config import WorkspaceSettings as Settings
 from moothall.errors import MoothallError, Refused
 from moothall.repositories import sources
 from moothall.repositories.clone import TrustedClone

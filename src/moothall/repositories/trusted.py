@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from moothall.config import Workspace as Settings
+from moothall.config import WorkspaceSettings as Settings
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base, Landed, Patch, Prepared
 from moothall.domain.task import RepositoryRef

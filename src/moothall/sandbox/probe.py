@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moothall.config import Sandbox
+from moothall.config import SandboxSettings
 from moothall.errors import SandboxUnavailable
 from moothall.inside.confinement import BOOT
 from moothall.sandbox import cgroups
@@ -66,7 +66,7 @@ class Layer:
     mend: str = ""
 
 
-async def probe(settings: Sandbox, folder: Path | None = None) -> tuple[Layer, ...]:
+async def probe(settings: SandboxSettings, folder: Path | None = None) -> tuple[Layer, ...]:
     """Try every wall; takes about half a second. `folder` (default: the system's temporary one) should lie on
     the file system of the data directory, whose overlays are tried.
     """
@@ -111,7 +111,7 @@ def _judge(name: str, found: dict[str, Any], detail: str) -> Layer:
     )
 
 
-async def _attempt(limits: Sandbox, folder: Path | None) -> dict[str, Any]:
+async def _attempt(limits: SandboxSettings, folder: Path | None) -> dict[str, Any]:
     """Run the attempts inside and return name → [held, what happened]."""
     with tempfile.TemporaryDirectory(prefix="moothall-probe-", dir=folder, ignore_cleanup_errors=True) as name:
         place = Path(name)
@@ -202,7 +202,7 @@ async def _read(end: socket.socket) -> bytes:
     return said
 
 
-async def check_walls(sandbox: Sandbox, tell: Callable[[str], None] | None = None) -> tuple[Layer, ...]:
+async def check_walls(sandbox: SandboxSettings, tell: Callable[[str], None] | None = None) -> tuple[Layer, ...]:
     """Probe every layer of the sandbox by a forbidden act and return them; raise `SandboxUnavailable` for one that is missing.
 
     Layers that the operator accepts as missing are named in the log at every start.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from moothall.config import Sandbox
+from moothall.config import SandboxSettings
 from moothall.errors import SandboxUnavailable
 from moothall.inside import launcher
 from moothall.sandbox import cgroups, seccomp
@@ -30,7 +30,7 @@ _LOG_TAIL = 2000
 _LAUNCHER = str(Path(launcher.__file__).resolve())
 
 
-def drop_uid(limits: Sandbox) -> int | None:
+def drop_uid(limits: SandboxSettings) -> int | None:
     """Return the uid that owns what a sandbox writes: None means this process's own."""
     return limits.uid if os.getuid() == 0 else None
 

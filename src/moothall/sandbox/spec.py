@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moothall.config import Sandbox
+from moothall.config import SandboxSettings
 from moothall.errors import SandboxUnavailable
 from moothall.sandbox import orphans
 
@@ -59,7 +59,7 @@ class SandboxSpec:
 
     name: str
     argv: tuple[str, ...]
-    limits: Sandbox
+    limits: SandboxSettings
     ro: tuple[tuple[Path, str], ...] = ()
     rw: tuple[tuple[Path, str], ...] = ()
     overlay: Overlay | None = None

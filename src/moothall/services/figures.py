@@ -35,7 +35,7 @@ Snapshots = Callable[[], Mapping[str, Snapshot]]
 
 @asynccontextmanager
 async def figures_page(
-    settings: config.Metrics,
+    settings: config.MetricsSettings,
     snapshots: Snapshots,
     measure: Callable[[], Awaitable[None]],
     *,

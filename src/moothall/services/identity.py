@@ -60,7 +60,7 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def read_tokens(settings: config.Grpc, data_dir: Path) -> Mapping[str, Principal]:
+def read_tokens(settings: config.GrpcSettings, data_dir: Path) -> Mapping[str, Principal]:
     """Return who each accepted token stands for: those of the file and the configured one, else on loopback the first-run one.
 
     Raises `ConfigurationError` where anything but loopback is bound without a configured token, and where the

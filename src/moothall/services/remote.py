@@ -208,7 +208,7 @@ def _secure_channel(server: str, ca: Path | None) -> grpc.aio.Channel:
 
 @asynccontextmanager
 async def calling(
-    settings: config.Grpc, data_dir: Path, port: int
+    settings: config.GrpcSettings, data_dir: Path, port: int
 ) -> AsyncIterator[tuple[grpc.aio.Channel, tuple[tuple[str, str], ...]]]:
     """Yield a channel to this machine's server and the metadata that says who calls: the operator of this data directory.
 

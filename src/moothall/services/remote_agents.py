@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from moothall.agents.enforcer import CircuitOpen, RollingBreaker
-from moothall.config import Agents
+from moothall.config import AgentSettings
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
 from moothall.domain.ids import digest
@@ -57,7 +57,7 @@ class RemoteAgent:
     and the last is the query; the answer is JSON of what it said (`result`) and changed (`diff`). Belongs to one event loop.
     """
 
-    def __init__(self, endpoint: str, stubs: Sequence[tuple[str, Any]], token: str, settings: Agents) -> None:
+    def __init__(self, endpoint: str, stubs: Sequence[tuple[str, Any]], token: str, settings: AgentSettings) -> None:
         often = settings.model_copy(update={"breaker_calls": _BREAKER_CALLS})
         self._endpoint = endpoint
         self._replicas = [_Replica(target, stub, RollingBreaker(often)) for target, stub in stubs]
@@ -217,7 +217,7 @@ def _reply(answer: pb.ExecuteTaskResponse, endpoint: str, duration_ms: int) -> C
 
 
 @asynccontextmanager
-async def open_remote_agents(settings: Agents) -> AsyncIterator[dict[str, RemoteAgent]]:
+async def open_remote_agents(settings: AgentSettings) -> AsyncIterator[dict[str, RemoteAgent]]:
     """The agents that the settings allow to be called, by endpoint. Raises `ConfigurationError`."""
     try:
         token = settings.endpoint_token_file.read_text("utf-8").strip() if settings.endpoint_token_file else ""

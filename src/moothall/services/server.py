@@ -41,7 +41,11 @@ class Server:
 
 @asynccontextmanager
 async def grpc_server(
-    settings: config.Grpc, limits: config.Limits, doors: Doors, tokens: Mapping[str, Principal], leave_seconds: float = 0.0
+    settings: config.GrpcSettings,
+    limits: config.LimitSettings,
+    doors: Doors,
+    tokens: Mapping[str, Principal],
+    leave_seconds: float = 0.0,
 ) -> AsyncIterator[Server]:
     """Serve until the context ends. Then its health is NOT_SERVING at once, it goes on for `leave_seconds`, and calls in flight get
     `settings.grace_seconds` to end; those that do not are answered UNAVAILABLE: what they asked for goes on, and another server says what it came to.
@@ -90,7 +94,7 @@ def _address(host: str, port: int) -> str:
     return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _options(settings: config.Grpc, limits: config.Limits) -> list[tuple[str, int]]:
+def _options(settings: config.GrpcSettings, limits: config.LimitSettings) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", limits.message_bytes),
         # What a caller asked for may be long (diffs of many seats); it sets its own limit for what it takes.
@@ -106,7 +110,7 @@ def _options(settings: config.Grpc, limits: config.Limits) -> list[tuple[str, in
     ]
 
 
-def _credentials(settings: config.Grpc) -> grpc.ServerCredentials | None:
+def _credentials(settings: config.GrpcSettings) -> grpc.ServerCredentials | None:
     """Return TLS credentials, or None for plain text on loopback."""
     if settings.tls_cert is None and settings.tls_key is None:
         if settings.tls_client_ca is not None:
@@ -126,7 +130,7 @@ def _credentials(settings: config.Grpc) -> grpc.ServerCredentials | None:
     return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
 
 
-def _bind(server: grpc.aio.Server, settings: config.Grpc, port: int, credentials: grpc.ServerCredentials | None) -> int:
+def _bind(server: grpc.aio.Server, settings: config.GrpcSettings, port: int, credentials: grpc.ServerCredentials | None) -> int:
     address = _address(settings.host, port)
     try:
         if credentials is None:

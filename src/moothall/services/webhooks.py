@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from moothall.config import Webhook as Settings
+from moothall.config import WebhookSettings as Settings
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.ids import digest
 from moothall.domain.topic import Channel

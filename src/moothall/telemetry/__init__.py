@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from moothall.config import Trace
+from moothall.config import TraceSettings
 from moothall.telemetry import metrics
 from moothall.telemetry.context import bound
 from moothall.telemetry.logs import Logger, configure_logs, get_logger, log_apart
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-def record(settings: Trace, process: str, secrets: Sequence[str] = ()) -> AbstractAsyncContextManager[None]:
+def record(settings: TraceSettings, process: str, secrets: Sequence[str] = ()) -> AbstractAsyncContextManager[None]:
     """Record this process's spans until the context ends, if any are wanted. OpenTelemetry is imported only then. Raises `ConfigurationError`."""
     if settings.exporter == "off":
         return nullcontext()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from moothall.config import Log
+from moothall.config import LogSettings
 from moothall.domain.secrets import scrub
 from moothall.telemetry.context import place
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 class _Way:
     """How lines are written: which, in which form, and to what file; None: stderr."""
 
-    settings: Log
+    settings: LogSettings
     file: Path | None = None
 
 
-_way = _Way(Log())
+_way = _Way(LogSettings())
 _own: ContextVar[_Way | None] = ContextVar("moothall_log", default=None)
 _secrets: tuple[str, ...] = ()
 
 
-def configure_logs(settings: Log, file: Path | None = None, secrets: Sequence[str] = ()) -> None:
+def configure_logs(settings: LogSettings, file: Path | None = None, secrets: Sequence[str] = ()) -> None:
     """Say how this process logs from now on: as text for people or JSON lines for programs, on stderr or to a file.
 
     `secrets` are the operator's own values, which no line holds, as no line holds what has the shape of one.
@@ -43,7 +43,7 @@ def configure_logs(settings: Log, file: Path | None = None, secrets: Sequence[st
     _way, _secrets = _Way(settings, file), tuple(secrets)
 
 
-def log_apart(settings: Log, file: Path) -> None:
+def log_apart(settings: LogSettings, file: Path) -> None:
     """From now on, write the lines of this task, and of those that it starts, to a file of their own."""
     _own.set(_Way(settings, file))
 

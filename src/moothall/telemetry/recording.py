@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from moothall import __version__
-from moothall.config import Trace
+from moothall.config import TraceSettings
 from moothall.domain.secrets import scrub
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry import metrics, spans
@@ -103,7 +103,7 @@ class _Recorded(Span):
 class OtelRecorder:
     """Makes OpenTelemetry spans without a secret in them."""
 
-    def __init__(self, tracer: trace.Tracer, settings: Trace, secrets: Sequence[str]) -> None:
+    def __init__(self, tracer: trace.Tracer, settings: TraceSettings, secrets: Sequence[str]) -> None:
         self.tracer = tracer
         self._settings = settings
         self._secrets = tuple(secrets)
@@ -142,7 +142,7 @@ def _remote(traceparent: str) -> otel_context.Context:
 
 @asynccontextmanager
 async def recording(
-    settings: Trace, process: str, *, secrets: Sequence[str] = (), exporter: SpanExporter | None = None
+    settings: TraceSettings, process: str, *, secrets: Sequence[str] = (), exporter: SpanExporter | None = None
 ) -> AsyncIterator[None]:
     """Record this process's spans until the context ends, then send what is left for at most `timeout_seconds`.
 
@@ -194,7 +194,7 @@ async def _close(provider: TracerProvider, exporter: SpanExporter, seconds: floa
         await asyncio.to_thread(exporter.shutdown)  # ends its waiting and so the thread
 
 
-def _exporter(settings: Trace) -> SpanExporter:
+def _exporter(settings: TraceSettings) -> SpanExporter:
     if settings.exporter == "console":
         return ConsoleSpanExporter(formatter=lambda span: span.to_json(indent=None) + "\n", out=cast("IO[str]", Stderr()))
     try:
@@ -211,7 +211,7 @@ def _exporter(settings: Trace) -> SpanExporter:
     )
 
 
-def _headers(settings: Trace) -> dict[str, str]:
+def _headers(settings: TraceSettings) -> dict[str, str]:
     """Read `name=value,name=value`. Raises `ConfigurationError` without saying what was in it."""
     if settings.headers is None:
         return {}

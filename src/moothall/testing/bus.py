@@ -20,7 +20,7 @@ from moothall.bus.buckets import DOCUMENTS, bucket_of
 from moothall.bus.delivery import Ack, Bury, Nak, judge
 from moothall.bus.packing import Packer
 from moothall.bus.raw import NO_HEADERS, Raw, StreamState
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
 from moothall.domain.topic import Channel, Topic
@@ -61,8 +61,8 @@ class _Stream:
 class MemoryBus:
     """A bus and its raw store, within one event loop."""
 
-    def __init__(self, settings: Bus | None = None, secrets: Sequence[str] = ()) -> None:
-        self._settings = settings or Bus()
+    def __init__(self, settings: BusSettings | None = None, secrets: Sequence[str] = ()) -> None:
+        self._settings = settings or BusSettings()
         self._secrets = tuple(secrets)
         self.blobs = MemoryBlobs()
         self._packer = Packer(self.blobs.put, self.blobs.get, self._settings.blob_bytes, self._secrets)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.domain.chat import ChatRequest, Message, ReplySchema
 from moothall.errors import DeadlineExceeded
 from moothall.model.client import OpenAIModel, open_model
@@ -104,7 +104,7 @@ def ask(call_id: str = "task-1/agent-dev-001/propose/0.1", *, seconds: float = 3
 async def talking(
     answer: Answer, server: dict[str, Any] | None = None, **settings: Any
 ) -> AsyncIterator[tuple[OpenAIModel, ScriptedModel]]:
-    """A client with these `Llm` settings, and its scripted server with these arguments."""
+    """A client with these `LlmSettings`, and its scripted server with these arguments."""
     quick = {"retry_seconds": 0.001, "retries": 2, "connect_seconds": 2.0, **settings}
-    async with scripted_model(answer, **(server or {})) as running, open_model(Llm(**quick), running.base_url) as model:
+    async with scripted_model(answer, **(server or {})) as running, open_model(LlmSettings(**quick), running.base_url) as model:
         yield model, running

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from moothall.config import Runner
+from moothall.config import RunnerSettings
 from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
@@ -53,7 +53,7 @@ class Execution:
 class Executions:
     """Runs code in the workspaces of visitors. Belongs to one event loop."""
 
-    def __init__(self, visits: Visits, run_code: RunCode, settings: Runner) -> None:
+    def __init__(self, visits: Visits, run_code: RunCode, settings: RunnerSettings) -> None:
         self._visits = visits
         self._run_code = run_code
         self._settings = settings

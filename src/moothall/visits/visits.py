@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from moothall.aio import seconds_until
-from moothall.config import Guard
+from moothall.config import GuardSettings
 from moothall.domain.identity import Principal
 from moothall.domain.ids import key_of, own_id, read_role
 from moothall.domain.task import RepositoryRef
@@ -85,7 +85,7 @@ class Visits:
         tokens: Tokens,
         workspaces: Workspaces,
         repositories: Repositories,
-        settings: Guard,
+        settings: GuardSettings,
         *,
         run_code: RunCode | None = None,
     ) -> None:

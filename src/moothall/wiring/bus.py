@@ -26,9 +26,8 @@ from moothall.bus.lease import BUCKET, Lease
 from moothall.bus.log_check import LogReport, check_log
 from moothall.bus.nats.jetstream import JetStreamBus as Bus
 from moothall.bus.nats.jetstream import open_bus
-from moothall.config import Bus as BusSettings
-from moothall.config import Settings
-from moothall.config.parts import Duty, Serve
+from moothall.config import BusSettings, Settings
+from moothall.config.parts import Duty, ServeSettings
 from moothall.disk import write_private
 from moothall.domain.causes import request_event_id
 from moothall.domain.codec import load
@@ -226,7 +225,7 @@ def instance(settings: Settings, stack: ExitStack) -> str:
     return f"{disk_of(settings.data_dir)}-{stack.enter_context(directory.take_number(settings.data_dir))}"
 
 
-def lease_of(serve: Serve, bus: Bus, name: str) -> Lease:
+def lease_of(serve: ServeSettings, bus: Bus, name: str) -> Lease:
     """Return the lease of what one process does at a time."""
     return Lease(bus.bucket(BUCKET), name, serve.lease_seconds)
 

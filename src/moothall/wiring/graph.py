@@ -14,7 +14,7 @@ from moothall.aio import beside, said
 from moothall.bus.lease import Lease
 from moothall.bus.raw import StreamState
 from moothall.bus.registry import EVENTS
-from moothall.config import Graph, Settings
+from moothall.config import GraphSettings, Settings
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.graph.elsewhere import Elsewhere, OverBus, answer_on, answering
 from moothall.graph.projector import Projector
@@ -29,7 +29,7 @@ _LOOK_SECONDS, _HELD_SECONDS = 0.1, 30.0
 
 
 @asynccontextmanager
-async def open_graph(graph: Graph, data_dir: Path, *, at_once: bool = True) -> AsyncIterator[CypherGraph]:
+async def open_graph(graph: GraphSettings, data_dir: Path, *, at_once: bool = True) -> AsyncIterator[CypherGraph]:
     """Open the graph. Raises `GraphUnavailable` and `ConfigurationError`: what was configured is never replaced silently. With `at_once`
     False a server that is away is waited for behind whoever asks.
     """

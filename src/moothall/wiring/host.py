@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 from typing import Any
 
-from moothall.config import Metrics, Settings, secret_values
+from moothall.config import MetricsSettings, Settings, secret_values
 from moothall.config.models import DEFAULT
 from moothall.council.prompting.survey import Surveyor
 from moothall.council.protocols import Parts
@@ -178,7 +178,7 @@ async def open_fleet(settings: Settings, *, on_ray: bool, instance: str = "") ->
 
 
 @asynccontextmanager
-async def report_figures(settings: Metrics, bus: Bus, name: str) -> AsyncIterator[None]:
+async def report_figures(settings: MetricsSettings, bus: Bus, name: str) -> AsyncIterator[None]:
     """Report a host's figures to the serving process, while the context lasts."""
     if not settings.enabled:
         yield

@@ -18,7 +18,7 @@ from moothall.aio import beside, enter_beside, said, start_beside
 from moothall.bus.registry import EVENTS
 from moothall.collector import Collector
 from moothall.collector.onlooker import Onlooker
-from moothall.config import Llm, Ray, Settings, secret_values
+from moothall.config import LlmSettings, RaySettings, Settings, secret_values
 from moothall.council.front.desk import Desk
 from moothall.council.front.roster import Roster
 from moothall.domain.identity import LOCAL
@@ -206,7 +206,7 @@ def page_at(link: str) -> str:
     return link.partition("/sign-in")[0]
 
 
-def _on_ray(ray: Ray, *, serving: bool) -> bool:
+def _on_ray(ray: RaySettings, *, serving: bool) -> bool:
     if ray.mode == "auto":
         return serving or ray.address is not None
     return ray.mode == "ray"
@@ -237,7 +237,7 @@ def _fingerprint(settings: Settings) -> str:
 
 
 @asynccontextmanager
-async def model_url(llm: Llm, data_dir: Path, tell: Tell, *, needed: bool = True) -> AsyncIterator[str]:
+async def model_url(llm: LlmSettings, data_dir: Path, tell: Tell, *, needed: bool = True) -> AsyncIterator[str]:
     """Yield the model server's root URL once it can be called; empty where none is named and this process needs none."""
     if llm.base_url or not needed:
         yield llm.base_url or ""

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from moothall.aio import beside
-from moothall.config import Guard, Limits, Settings
+from moothall.config import GuardSettings, LimitSettings, Settings
 from moothall.errors import ConfigurationError
 from moothall.guard.approvals import Approvals
 from moothall.guard.audit import AuditLog
@@ -84,18 +84,18 @@ def catalogue_of(settings: Settings, families: Families = FAMILIES) -> Mapping[s
     }
 
 
-def parking_of(guard: Guard, bus: Bus, keys: Keys) -> Parking:
+def parking_of(guard: GuardSettings, bus: Bus, keys: Keys) -> Parking:
     """Return what waits for operators; not read yet."""
     approvals = Approvals(keys.guard, guard.approval_seconds, public=keys.approvals)
     return Parking(bus.bucket(PARKED_BUCKET), bus.bucket(SPENT_BUCKET), approvals)
 
 
-def longest_token(guard: Guard, limits: Limits) -> float:
+def longest_token(guard: GuardSettings, limits: LimitSettings) -> float:
     """Return how long a token may live: a seat's must last as long as a deliberation may."""
     return max(guard.token_seconds, limits.deliberation_seconds + _GRACE_SECONDS)
 
 
-def read_table(guard: Guard, catalogue: Mapping[str, ToolSpec]) -> Grants:
+def read_table(guard: GuardSettings, catalogue: Mapping[str, ToolSpec]) -> Grants:
     """Return who is granted what. Raises `ConfigurationError`."""
     file = _folder(guard) / ROLES_FILE
     if guard.policies is not None and not file.exists():
@@ -107,7 +107,7 @@ def read_table(guard: Guard, catalogue: Mapping[str, ToolSpec]) -> Grants:
 
 
 @asynccontextmanager
-async def open_policy(guard: Guard) -> AsyncIterator[Policy]:
+async def open_policy(guard: GuardSettings) -> AsyncIterator[Policy]:
     """Yield what operators' policy says: nothing, an OPA server's word, or that of Rego in this process."""
     if guard.policy == "off":
         yield Policy("off", None)
@@ -131,7 +131,7 @@ async def open_policy(guard: Guard) -> AsyncIterator[Policy]:
         engine.close()
 
 
-def _folder(guard: Guard) -> Path:
+def _folder(guard: GuardSettings) -> Path:
     folder = guard.policies
     if folder is None:
         return policies_folder()

@@ -14,7 +14,7 @@ from moothall.collector import Collector
 from moothall.collector.onlooker import Onlooker
 from moothall.collector.overview import Overview
 from moothall.collector.tally import Tally
-from moothall.config import Metrics, Models, Settings, secret_values
+from moothall.config import MetricsSettings, Models, Settings, secret_values
 from moothall.config.models import DEFAULT
 from moothall.council.front.author import Author
 from moothall.council.front.desk import Desk
@@ -228,7 +228,7 @@ async def send_webhooks(settings: Settings, bus: Bus) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def figures(
-    settings: Metrics, bus: Bus, under_way: Callable[[], int], see: Callable[[], Awaitable[None]]
+    settings: MetricsSettings, bus: Bus, under_way: Callable[[], int], see: Callable[[], Awaitable[None]]
 ) -> AsyncIterator[int]:
     """Serve this process's figures and those that hosts report; yields the port, 0 where none is served. `see` looks, before each answer,
     at what nobody counts.

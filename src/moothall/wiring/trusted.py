@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moothall.aio import beside
-from moothall.config import Forge, Oidc, Settings, Webhook, environment
+from moothall.config import ForgeSettings, OidcSettings, Settings, WebhookSettings, environment
 from moothall.disk import write_private
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base, Prepared
@@ -187,7 +187,9 @@ def for_hosts(settings: Settings) -> Settings:
     if settings.ray.address is None:
         return settings
     guard = settings.guard.model_copy(update={"key": None})
-    return settings.model_copy(update={"guard": guard, "forge": Forge(), "webhook": Webhook(), "oidc": Oidc()})
+    return settings.model_copy(
+        update={"guard": guard, "forge": ForgeSettings(), "webhook": WebhookSettings(), "oidc": OidcSettings()}
+    )
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from moothall.agents.service import AgentTasks
 from moothall.agents.sessions import BUCKET as SESSIONS
 from moothall.agents.sessions import AgentSessions
 from moothall.aio import beside
-from moothall.config import Guard, Runner, Settings, secret_values
+from moothall.config import GuardSettings, RunnerSettings, Settings, secret_values
 from moothall.domain.event import Recorded
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import RepositoryRef
@@ -71,13 +71,13 @@ def agent_service(settings: Settings, bus: Bus, desk: Deliberations, visits: Vis
     )
 
 
-def execution_service(settings: Runner, visits: Visits) -> Executions | None:
+def execution_service(settings: RunnerSettings, visits: Visits) -> Executions | None:
     """Return what runs the code of visitors; None where `runner.enabled` is off."""
     return Executions(visits, visits.run_code, settings) if visits.run_code is not None else None
 
 
 @asynccontextmanager
-async def workflow_service(settings: Guard, bus: Bus, visits: Visits, *, resume: bool = True) -> AsyncIterator[Workflows]:
+async def workflow_service(settings: GuardSettings, bus: Bus, visits: Visits, *, resume: bool = True) -> AsyncIterator[Workflows]:
     """Run workflows in the workspaces of visitors. `resume`: those that a process left that is gone go on at once."""
     async with Workflows(visits, visits.gate, bus, bus.bucket(BUCKET), settings) as workflows:
         if resume:

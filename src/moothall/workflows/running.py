@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from moothall.config import Guard
+from moothall.config import GuardSettings
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Recorded
 from moothall.domain.identity import Principal
@@ -85,7 +85,7 @@ class Workflows:
     The bucket says which are under way and how their workspaces are opened again; all else is read from the log.
     """
 
-    def __init__(self, visits: Visits, gate: Gate, bus: Log, index: Bucket, settings: Guard) -> None:
+    def __init__(self, visits: Visits, gate: Gate, bus: Log, index: Bucket, settings: GuardSettings) -> None:
         self._visits = visits
         self._gate = gate
         self._bus = bus

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moothall.config import Sandbox, Settings
+from moothall.config import SandboxSettings, Settings
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.inside.confinement import HOME
 from moothall.network.proxy import Proxy
@@ -54,12 +54,12 @@ class BoxSetup:
     reach: Reach | None = None
     ro: tuple[tuple[Path, str], ...] = ()
     program: str = EXECUTOR
-    limits: Sandbox | None = None
+    limits: SandboxSettings | None = None
     cpu_share: float = 0.0
     toolchains: tuple[Path, ...] = ()
     python: Path | None = None
 
-    def describe_walls(self, limits: Sandbox, **more: Any) -> dict[str, Any]:
+    def describe_walls(self, limits: SandboxSettings, **more: Any) -> dict[str, Any]:
         """Return what the program in it is told of its walls."""
         return {
             "landlock": "landlock" not in limits.allow_degraded,

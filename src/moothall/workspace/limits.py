@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moothall.config import Sandbox, Workspace
+from moothall.config import SandboxSettings, WorkspaceSettings
 from moothall.domain.repository import Prepared
 from moothall.inside.checks import may_tell_cases
 from moothall.ranking.assess import HIT_LIMIT
@@ -28,7 +28,7 @@ class CheckLimit:
     why: str
 
 
-def limit(settings: Workspace, prepared: Prepared, name: str) -> CheckLimit:
+def limit(settings: WorkspaceSettings, prepared: Prepared, name: str) -> CheckLimit:
     """Return the limit of a check of `prepared`; without a run of the base, that of the base itself."""
     most, base = settings.check_seconds, prepared.runs.get(name)
     if base is None:
@@ -52,7 +52,7 @@ def limit(settings: Workspace, prepared: Prepared, name: str) -> CheckLimit:
     return CheckLimit(seconds, min(seconds, case_seconds), "workspace.check_floor_seconds")
 
 
-def describe_limit(name: str, status: str, given: CheckLimit, sandbox: Sandbox) -> str:
+def describe_limit(name: str, status: str, given: CheckLimit, sandbox: SandboxSettings) -> str:
     """Say which limit a check hit, and which setting it is."""
     if status == "timeout":
         return f"{name} {HIT_LIMIT} {given.seconds:.0f} s ({given.why})"

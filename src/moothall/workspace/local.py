@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from moothall.aio import seconds_until
-from moothall.config import Sandbox, Settings
+from moothall.config import SandboxSettings, Settings
 from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared
@@ -97,7 +97,7 @@ class LocalWorkspace:
         return self.prepared.base
 
     @property
-    def _limits(self) -> Sandbox:
+    def _limits(self) -> SandboxSettings:
         return self._box.place.limits or self._settings.sandbox
 
     @property
@@ -267,7 +267,7 @@ class LocalWorkspace:
             return BlockRun(ToolStatus.ERROR, error="CPython was lost while it ran this; its tool calls stand")
         return full_run(answer, runner.output_bytes)
 
-    def _place_beside(self, what: str, limits: Sandbox) -> BoxSetup:
+    def _place_beside(self, what: str, limits: SandboxSettings) -> BoxSetup:
         """Return the place of one more box on the same files; what it writes is its own."""
         place = self._box.place
         return replace(place, key=f"{self._box.name}-{what}", tree=(self._box.upper, *place.tree), limits=limits)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moothall.bus.nats.server import _binary
-from moothall.config import Bus, Jobs, Sandbox, Settings, Workspace
+from moothall.config import BusSettings, JobSettings, SandboxSettings, Settings, WorkspaceSettings
 from moothall.settings import load_settings
 
 WORKSPACES = "moothall-workspaces"
@@ -50,8 +50,8 @@ def configured(folder: Path, bus: str, *, warm: int = 0, **jobs: Any) -> Setting
     images = {"image": os.environ["MOOTHALL_JOBS__IMAGE"], "link_image": os.environ["MOOTHALL_JOBS__LINK_IMAGE"]}
     return load_settings(
         data_dir=folder / "data",
-        bus=Bus(url=bus),
-        workspace=Workspace(kind="kubernetes", warm=warm),
-        jobs=Jobs(**{**images, "namespace": WORKSPACES, "cpu": "500m", "start_seconds": 90, **jobs}),
-        sandbox=Sandbox(memory_bytes=600_000_000),
+        bus=BusSettings(url=bus),
+        workspace=WorkspaceSettings(kind="kubernetes", warm=warm),
+        jobs=JobSettings(**{**images, "namespace": WORKSPACES, "cpu": "500m", "start_seconds": 90, **jobs}),
+        sandbox=SandboxSettings(memory_bytes=600_000_000),
     )

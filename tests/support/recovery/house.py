@@ -19,7 +19,7 @@ import psutil
 from moothall.bus.nats.connection import connection
 from moothall.bus.nats.server import embedded_server
 from moothall.bus.registry import DURABLES, STREAMS
-from moothall.config import Bus, environment
+from moothall.config import BusSettings, environment
 from support.recovery.scene import PACKAGES
 
 Kind = Literal["serve", "collector", "host", "executor", "bus", "model"]
@@ -149,7 +149,7 @@ def hit(pids: list[int], number: signal.Signals) -> int:
 
 async def consumers_left(bus_url: str) -> list[str]:
     """Return the consumers on the bus that no registered durable explains, after their time to go by themselves."""
-    async with connection(Bus(), bus_url, on_lost=lambda: None) as client:
+    async with connection(BusSettings(), bus_url, on_lost=lambda: None) as client:
         until = time.monotonic() + _CONSUMER_SECONDS
         while True:
             names = {
@@ -168,7 +168,7 @@ async def house(folder: Path, ack_wait: float) -> AsyncIterator[House]:
     """Start a lane's processes below `folder` and end them in the order in which serve would."""
     for name in ("data", "logs", "tmp", "bus"):
         (folder / name).mkdir(parents=True)
-    async with embedded_server(Bus(), folder / "bus") as url:
+    async with embedded_server(BusSettings(), folder / "bus") as url:
         here = House(folder, url, free_port(), free_port())
         kept = {name: value for name, value in environment().items() if not name.startswith("MOOTHALL_")}
         here.env = kept | {

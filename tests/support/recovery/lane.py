@@ -17,7 +17,7 @@ import grpc.aio
 
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.registry import DEAD, EVENTS, WORK
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.outcome import Outcome
@@ -257,7 +257,10 @@ async def lane(folder: Path, ack_wait: float = 5.0) -> AsyncIterator[Lane]:
     async with house(folder, ack_wait) as here:
         settings = load_settings(data_dir=here.data)
         registered = await trusted_repositories(settings).register(str(repo.path))
-        async with open_bus(Bus(), here.bus_url) as bus, grpc.aio.insecure_channel(f"127.0.0.1:{here.grpc_port}") as channel:
+        async with (
+            open_bus(BusSettings(), here.bus_url) as bus,
+            grpc.aio.insecure_channel(f"127.0.0.1:{here.grpc_port}") as channel,
+        ):
             until = time.monotonic() + _OPEN_SECONDS
             while not (here.data / "token").exists():
                 if time.monotonic() > until:

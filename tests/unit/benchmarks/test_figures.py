@@ -13,7 +13,7 @@ from benchmarks.report import figure, laid_over, table
 from benchmarks.soak import slope
 from benchmarks.stub import running_stub
 from benchmarks.targets import targets
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.errors import MoothallError
 from moothall.model.client import open_model
 from moothall.testing.chat_contract import FINISH, ask
@@ -57,7 +57,7 @@ async def test_side_by_side_measures_the_middle() -> None:
 
 @pytest.mark.e2e  # the stub's process
 async def test_the_stub_speaks_to_our_client() -> None:
-    async with running_stub() as stub, open_model(Llm(), stub.base_url) as model:
+    async with running_stub() as stub, open_model(LlmSettings(), stub.base_url) as model:
         assert await model.reply_mode() == "json"
         replies = [await model.chat(ask(schema=FINISH)) for _ in range(2)]
         assert replies[0].text != replies[1].text, "there is always something to review"
@@ -73,7 +73,7 @@ async def test_the_stub_speaks_to_our_client() -> None:
 
 @pytest.mark.e2e  # the stub's process
 async def test_the_stub_holds_answers_until_it_is_let_go() -> None:
-    async with running_stub() as stub, open_model(Llm(), stub.base_url) as model:
+    async with running_stub() as stub, open_model(LlmSettings(), stub.base_url) as model:
         await stub.set(hold=1)
         with pytest.raises(MoothallError):
             await model.chat(ask(seconds=0.3))

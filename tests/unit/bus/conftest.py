@@ -10,7 +10,7 @@ import pytest_asyncio
 from moothall.bus.nats.connection import connection
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.nats.server import embedded_server
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.testing.bus import MemoryBus
 
 AnyBus = MemoryBus | JetStreamBus
@@ -20,13 +20,13 @@ Opened = Callable[..., AbstractAsyncContextManager[Any]]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     """One nats-server for the tests of a module: its URL."""
-    async with embedded_server(Bus(), tmp_path_factory.mktemp("server") / "bus") as url:
+    async with embedded_server(BusSettings(), tmp_path_factory.mktemp("server") / "bus") as url:
         yield url
 
 
 async def emptied(url: str) -> str:
     """Forget all that a server holds."""
-    async with connection(Bus(), url, on_lost=lambda: None) as client:
+    async with connection(BusSettings(), url, on_lost=lambda: None) as client:
         js = client.jetstream()
         for stream in await js.streams_info():
             await js.delete_stream(stream.config.name or "")
@@ -39,15 +39,15 @@ def opened(request: pytest.FixtureRequest) -> Opened:
     url: str = "" if request.param == "memory" else request.getfixturevalue("server")
 
     @asynccontextmanager
-    async def memory(settings: Bus, secrets: tuple[str, ...]) -> AsyncIterator[AnyBus]:
+    async def memory(settings: BusSettings, secrets: tuple[str, ...]) -> AsyncIterator[AnyBus]:
         yield MemoryBus(settings, secrets)
 
     @asynccontextmanager
-    async def jetstream(settings: Bus, secrets: tuple[str, ...]) -> AsyncIterator[AnyBus]:
+    async def jetstream(settings: BusSettings, secrets: tuple[str, ...]) -> AsyncIterator[AnyBus]:
         async with open_bus(settings, await emptied(url), secrets=secrets) as bus:
             yield bus
 
     def open_any(secrets: tuple[str, ...] = (), **settings: Any) -> AbstractAsyncContextManager[AnyBus]:
-        return (memory if request.param == "memory" else jetstream)(Bus(retry_seconds=0.01, **settings), secrets)
+        return (memory if request.param == "memory" else jetstream)(BusSettings(retry_seconds=0.01, **settings), secrets)
 
     return open_any

@@ -15,7 +15,7 @@ from moothall.bus import codec, registry
 from moothall.bus.batching import Batching, records_of
 from moothall.bus.packing import Packer
 from moothall.collector import Collector
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import BusUnavailable, InvalidRequest, Permanent
@@ -211,7 +211,7 @@ async def test_however_its_events_travel_a_deliberation_is_decided_the_same() ->
     decisions = []
     for seed in range(12):
         bus, chance = MemoryBus(), random.Random(seed)  # noqa: S311 - no secret
-        collector = Collector(bus, Remembering(), Limits(), tick_seconds=0.005, clock=lambda: START)
+        collector = Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.005, clock=lambda: START)
         left = [codec.encode(event) for event in full().events]
         running = asyncio.create_task(collector.run())
         while left:

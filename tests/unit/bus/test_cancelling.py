@@ -10,7 +10,7 @@ from contextlib import aclosing
 import pytest
 
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.topic import Channel
 
@@ -72,7 +72,7 @@ async def test_a_cancellation_is_never_lost(act: Act, server: str) -> None:
         while not failed:
             await act(bus)
 
-    async with open_bus(Bus(blob_bytes=1024), server) as bus, asyncio.TaskGroup() as group:
+    async with open_bus(BusSettings(blob_bytes=1024), server) as bus, asyncio.TaskGroup() as group:
         await bus.put("key", {"large": "x" * 5000})
         others = asyncio.all_tasks()
         for answers, turns in itertools.product(range(5), range(8)):

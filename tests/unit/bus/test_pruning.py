@@ -11,7 +11,7 @@ from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.nats.layout import BLOBS_STREAM
 from moothall.bus.nats.pruning import prune, prune_blobs, prune_documents, told_commits
 from moothall.bus.nats.server import embedded_server
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.topic import Channel
 
@@ -21,7 +21,7 @@ COMMIT = "c" * 40
 
 @pytest_asyncio.fixture
 async def bus(tmp_path: Path) -> AsyncIterator[JetStreamBus]:
-    settings = Bus(blob_bytes=1024)
+    settings = BusSettings(blob_bytes=1024)
     async with embedded_server(settings, tmp_path / "bus") as url, open_bus(settings, url) as opened:
         yield opened
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from moothall.cli.watch import open_watch
-from moothall.config import Forge
+from moothall.config import ForgeSettings
 from moothall.errors import ConfigurationError
 from moothall.settings import AllSettings
 
@@ -18,13 +18,15 @@ SECRET = SecretStr("a token of these tests")
 @pytest.mark.parametrize(
     ("forge", "wanted"),
     [
-        (Forge(token=SECRET), r"forge\.repositories is empty"),
-        (Forge(token=SECRET, repositories=("acme/app",), label=""), r"forge\.label and forge\.mention are both empty"),
-        (Forge(repositories=("acme/app",)), r"forge\.token is missing"),
-        (Forge(token=SECRET, repositories=("acme/app",)), r"git needs forge\.token too"),
+        (ForgeSettings(token=SECRET), r"forge\.repositories is empty"),
+        (ForgeSettings(token=SECRET, repositories=("acme/app",), label=""), r"forge\.label and forge\.mention are both empty"),
+        (ForgeSettings(repositories=("acme/app",)), r"forge\.token is missing"),
+        (ForgeSettings(token=SECRET, repositories=("acme/app",)), r"git needs forge\.token too"),
     ],
 )
-async def test_what_is_missing_is_named(tmp_path: Path, forge: Forge, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_missing_is_named(
+    tmp_path: Path, forge: ForgeSettings, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("MOOTHALL_FORGE__TOKEN", raising=False)
     with pytest.raises(ConfigurationError, match=wanted):
         async with open_watch(AllSettings(data_dir=tmp_path, forge=forge), lambda line: None):

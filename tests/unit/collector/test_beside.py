@@ -12,7 +12,7 @@ from typing import Any, Self
 import pytest
 
 from moothall.collector import Collector
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.domain.event import Event, EventType, new_event
 from support.story import DEADLINE, SEATS, START, FaultyBus, Remembering, Story, full, told, until
 
@@ -23,7 +23,7 @@ TASKS = [f"task-{letter}" for letter in "abcdefgh"]
 async def with_one(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
     """Return what one collector decides of a story, and the branches that it makes."""
     bus, repositories = FaultyBus(), Remembering()
-    running = asyncio.create_task(Collector(bus, repositories, Limits(), clock=lambda: START).run())
+    running = asyncio.create_task(Collector(bus, repositories, LimitSettings(), clock=lambda: START).run())
     await told(bus, story)
     await until(lambda: bool(bus.decisions))
     running.cancel()
@@ -39,7 +39,7 @@ class Two:
         self.repositories = (Remembering(), Remembering())
         self._locks: dict[str, asyncio.Lock] = {}
         self.collectors = [
-            Collector(bus, mine, Limits(), alone=self._alone, tick_seconds=0.005, clock=now) for mine in self.repositories
+            Collector(bus, mine, LimitSettings(), alone=self._alone, tick_seconds=0.005, clock=now) for mine in self.repositories
         ]
         self.running: list[asyncio.Task[None]] = []
 
@@ -155,8 +155,8 @@ async def test_who_could_not_deliver_takes_the_decision_that_another_recorded_me
     slow = Remembering()
     slow.gates["moothall/task-a"] = gate
     await told(bus, full())
-    first = Collector(bus, slow, Limits(), tick_seconds=0.005, clock=lambda: DEADLINE)
-    second = Collector(bus, Remembering(), Limits(), tick_seconds=0.005, clock=lambda: START)
+    first = Collector(bus, slow, LimitSettings(), tick_seconds=0.005, clock=lambda: DEADLINE)
+    second = Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.005, clock=lambda: START)
     running = asyncio.create_task(first.handle(bus.log[-1]))  # stands still, so that nothing keeps the other from it
     await until(lambda: slow.deliveries > 0)
     await second.handle(bus.log[-1])

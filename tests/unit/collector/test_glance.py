@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.collector import Collector
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.outcome import DeliberationStatus, Outcome
@@ -34,7 +34,7 @@ def place(seq: int) -> dict[str, str]:
 
 @given(kind=st.sampled_from(EventType), task_id=JSON, rest=st.dictionaries(st.text(max_size=8), JSON, max_size=3))
 def test_whatever_comes_is_left_to_its_handling(kind: EventType, task_id: Any, rest: dict[str, Any]) -> None:
-    collector = Collector(FaultyBus(), Remembering(), Limits(), clock=lambda: START)
+    collector = Collector(FaultyBus(), Remembering(), LimitSettings(), clock=lambda: START)
     assert not glanced(collector, 1, kind, {**rest, "task_id": task_id})
     assert collector.under_way == 0
 
@@ -42,7 +42,7 @@ def test_whatever_comes_is_left_to_its_handling(kind: EventType, task_id: Any, r
 @pytest.mark.parametrize("damage", [None, [], {}, "x", 1])
 async def test_a_damaged_event_of_a_known_deliberation_is_left_to_its_handling(damage: Any) -> None:
     requested, *rest = full().events
-    collector = Collector(FaultyBus(), Remembering(), Limits(), clock=lambda: START)
+    collector = Collector(FaultyBus(), Remembering(), LimitSettings(), clock=lambda: START)
     asked = glanced(collector, 1, requested.type, dict(requested.data))
     assert isinstance(asked, asyncio.Future)
     assert not asked.done()
@@ -53,7 +53,7 @@ async def test_a_damaged_event_of_a_known_deliberation_is_left_to_its_handling(d
 
 async def test_a_decision_at_the_deadline_is_left_to_its_handling_though_no_seat_has_ended() -> None:
     requested, started, *_ = full().events
-    collector = Collector(FaultyBus(), Remembering(), Limits(), clock=lambda: START)
+    collector = Collector(FaultyBus(), Remembering(), LimitSettings(), clock=lambda: START)
     glanced(collector, 1, requested.type, dict(requested.data))
     assert glanced(collector, 2, started.type, dict(started.data)) is True
     decided = dump(Outcome("task-a", DeliberationStatus.TIMEOUT)) | {"task_id": "task-a"}
@@ -63,7 +63,7 @@ async def test_a_decision_at_the_deadline_is_left_to_its_handling_though_no_seat
 async def test_a_request_is_not_acked_before_its_deadline_is_told_of() -> None:
     requested, started, *_ = full().events
     bus = FaultyBus()
-    collector = Collector(bus, Remembering(), Limits(), tick_seconds=0.01, clock=lambda: START)
+    collector = Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.01, clock=lambda: START)
     for number in range(100):  # many at once are not held back: each is a message in hand
         data = dict(requested.data) | {"task_id": f"task-{number}"}
         asked = collector.glance(Recorded(number + 1, new_event(requested.type, f"task-{number}", data), place(number + 1)))
@@ -71,7 +71,7 @@ async def test_a_request_is_not_acked_before_its_deadline_is_told_of() -> None:
     assert collector.under_way == 100
     await bus.publish(requested)
     await bus.publish(started)
-    run = asyncio.create_task(Collector(bus, Remembering(), Limits(), tick_seconds=0.01, clock=lambda: START).run())
+    run = asyncio.create_task(Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.01, clock=lambda: START).run())
     async with asyncio.timeout(20):
         while not bus.history:
             assert 1 in bus.pending

@@ -10,7 +10,7 @@ import pytest
 from moothall.collector import Collector, fold
 from moothall.collector.fold import DeliberationState
 from moothall.collector.onlooker import Onlooker
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.domain.event import EventType, new_event
 from moothall.testing.bus import MemoryBus
 from support.story import START, Remembering, full
@@ -46,7 +46,7 @@ async def test_it_knows_what_was_asked_for_before_it_came_and_forgets_what_is_de
         assert [state.pauses.held for state in late.states()] == [True]
         told = {"task_id": "task-a", "number": 1}
         await bus.publish(new_event(EventType.DELIBERATION_RESUMED, "task-a", told, ordinal=1, time=START.isoformat()))
-        deciding = group.create_task(Collector(bus, Remembering(), Limits(), tick_seconds=0.02, clock=lambda: START).run())
+        deciding = group.create_task(Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.02, clock=lambda: START).run())
         await bus.publish(events[-1])
         await until(lambda: not onlooker.under_way)
         following.cancel()

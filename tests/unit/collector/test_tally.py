@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from moothall.collector.tally import CouncilHealth, Latencies, Tally, Totals
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.front.roster import Roster
 from moothall.domain.codec import dump
 from moothall.domain.council import CouncilConfig
@@ -44,7 +44,7 @@ def running(number: int, role: str = "dev", tenant: str = "local") -> Deliberati
 
 
 async def tally_of(bus: MemoryBus, *under_way: Deliberation) -> Tally:
-    return Tally(bus, Roster(bus, Limits()), lambda: under_way, clock=lambda: NOW)
+    return Tally(bus, Roster(bus, LimitSettings()), lambda: under_way, clock=lambda: NOW)
 
 
 async def test_nothing_is_nothing() -> None:
@@ -83,7 +83,7 @@ async def test_percentiles_by_nearest_rank_within_the_range() -> None:
 
 async def test_councils_are_busy_idle_or_empty() -> None:
     bus = MemoryBus()
-    roster = Roster(bus, Limits())
+    roster = Roster(bus, LimitSettings())
     await roster.create("dev", 4, CouncilConfig(), LOCAL)
     await roster.create("data", 1, CouncilConfig(), LOCAL)
     await roster.unregister("data", "agent-data-001", LOCAL)

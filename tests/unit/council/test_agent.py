@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.recording import Recording
 from moothall.domain.budget import Budget
 from moothall.domain.event import EventType
@@ -135,7 +135,7 @@ async def test_a_malformed_reply_is_corrected(council: Any, reply: Any, said: st
 
 
 async def test_malformed_replies_are_bounded(council: Any) -> None:
-    async with council(script("no"), limits=Limits(malformed_replies=1)) as house:
+    async with council(script("no"), limits=LimitSettings(malformed_replies=1)) as house:
         events = await house.run(house.deliberation("single", 1, max_turns=9))
     assert len(house.server.requests) == 2
     assert outcomes(events) == {ONE: "failed MALFORMED_REPLIES"}
@@ -143,7 +143,7 @@ async def test_malformed_replies_are_bounded(council: Any) -> None:
 
 
 async def test_a_seat_that_changes_nothing_never_proposes(council: Any) -> None:
-    async with council(script(finish("all good")), limits=Limits(malformed_replies=1)) as house:
+    async with council(script(finish("all good")), limits=LimitSettings(malformed_replies=1)) as house:
         events = await house.run(house.deliberation("single", 1, max_turns=9))
     assert outcomes(events) == {ONE: "failed NO_CHANGES"}
     assert of(events, EventType.SEAT_FAILED)[0]["error"]["code"] == "NO_CHANGES"
@@ -274,7 +274,7 @@ async def test_the_same_tests_red_for_three_turns_start_anew(council: Any) -> No
 
 
 async def test_a_hopeless_seat_ends_after_its_attempts_and_is_not_revised(council: Any) -> None:
-    async with council(script(append(WRONG)), limits=Limits(attempts=2)) as house:
+    async with council(script(append(WRONG)), limits=LimitSettings(attempts=2)) as house:
         events = await house.run(house.deliberation("tests_then_verify", 1, max_turns=12))
     assert len(house.server.requests) == 4
     assert of(events, EventType.SEAT_TURN)[-1]["stuck"] == "the same change as in an earlier turn"
@@ -283,7 +283,7 @@ async def test_a_hopeless_seat_ends_after_its_attempts_and_is_not_revised(counci
 
 async def test_the_best_of_its_attempts_is_what_a_seat_proposes(council: Any) -> None:
     broken = act(("files.write", {"path": "src/utils.py", "content": "nothing = 0\n"}))
-    async with council(script(append(WRONG), append(WRONG), broken, broken), limits=Limits(attempts=2)) as house:
+    async with council(script(append(WRONG), append(WRONG), broken, broken), limits=LimitSettings(attempts=2)) as house:
         events = await house.run(house.deliberation("single", 1, max_turns=9))
     diff = of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
     assert "Goodbye" in diff

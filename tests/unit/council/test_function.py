@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.function import function_of
 from moothall.council.prompting.context import Shown
 from moothall.council.prompting.reply import MalformedReplyError
@@ -141,7 +141,7 @@ async def test_each_attempt_asks_for_the_function_so_often(
         functions="on",
         function_turns=turns,
         function_attempts=own,
-        limits=Limits(attempts=limits),
+        limits=LimitSettings(attempts=limits),
     ) as house:
         events = await house.run(house.deliberation("single", 1))
     turns_said = of(events, EventType.SEAT_TURN)
@@ -349,7 +349,7 @@ async def test_a_plan_in_comments_stays_in_the_function(council: Any) -> None:
 
 @pytest.mark.e2e  # several runs of pytest
 async def test_each_seat_of_a_council_begins_in_a_way_of_its_own(council: Any) -> None:
-    async with council(lambda _body, _headers: WRONG, files=BODILESS, functions="on", limits=Limits(attempts=1)) as house:
+    async with council(lambda _body, _headers: WRONG, files=BODILESS, functions="on", limits=LimitSettings(attempts=1)) as house:
         await house.run(house.deliberation("tests_then_verify", 3))
     first = [asked_in(asked.body) for asked in house.server.requests if "/propose/" in asked.call_id]
     assert sorted(first) == ["body", "plan", "whole"]

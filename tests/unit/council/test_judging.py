@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.recording import Recording
 from moothall.domain.budget import Budget
 from moothall.domain.event import EventType
@@ -195,7 +195,7 @@ async def test_code_that_reaches_for_the_runner_is_not_proven_and_its_lines_are_
 
 
 async def test_no_counter_proof_where_it_is_switched_off(council: Any) -> None:
-    async with council(by_seat(one=append()), limits=Limits(counter_proofs=0)) as house:
+    async with council(by_seat(one=append()), limits=LimitSettings(counter_proofs=0)) as house:
         events = await house.run(house.deliberation("single", 1, max_turns=1))
     assert (ONE, COUNTER) not in verdicts(events)
     assert not any("counter" in name for name in house.workspaces.opened)
@@ -241,7 +241,7 @@ async def test_a_case_that_needs_those_before_it_proves_and_one_that_is_green_at
     count = tmp_path / "count"
     count.write_text("0", encoding="utf-8")
     files = {**SAMPLE, "tests/test_utils.py": text.format(str(count))}
-    async with council(by_seat(one=append()), files=files, limits=Limits(counter_proofs=0, apart_seconds=0)) as house:
+    async with council(by_seat(one=append()), files=files, limits=LimitSettings(counter_proofs=0, apart_seconds=0)) as house:
         house.workspaces.forgetful = True
         events = await house.run(house.deliberation("single", 1, max_turns=1))
     applies = next(data for data in of(events, EventType.CHECK_FINISHED) if "assessment" in data)
@@ -270,7 +270,7 @@ async def test_where_no_input_is_found_that_tells_answers_apart_a_seat_writes_so
     bodies = {"one": "x + x", "two": "2 * x", "three": "x ** 2"}
     inputs = json.dumps({"inputs": ["twice(open('x'))", "twice(5)", "shutil.rmtree('/')", "twice("]})
     answer = by_seat(**{seat: append(f"\n\ndef twice(x):\n    return {body}\n") for seat, body in bodies.items()}, inputs=inputs)
-    limits = Limits(inputs_tokens=tokens, counter_proofs=0)
+    limits = LimitSettings(inputs_tokens=tokens, counter_proofs=0)
     async with council(answer, files={**SAMPLE, "tests/test_utils.py": test}, limits=limits) as house:
         d = replace(house.deliberation("vote", max_turns=1), budget=Budget(tokens=1_000_000))
         events = await house.run(d)

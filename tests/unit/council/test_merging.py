@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.front.request import Defaults, plan
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
@@ -69,7 +69,7 @@ async def test_what_cannot_be_brought_together_is_said(tmp_path: Path, diff: str
 
 def test_only_commits_are_merged_and_only_in_a_repository() -> None:
     asked = DeliberationRequest("together", "dev", merge=COMMITS)
-    d = plan(asked, LOCAL, Defaults(Limits()), datetime.now(UTC))
+    d = plan(asked, LOCAL, Defaults(LimitSettings()), datetime.now(UTC))
     assert len(d.seats) == 1
     with pytest.raises(InvalidRequest, match="merge cannot be right"):
         check_deliberation(d)

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from moothall import telemetry
-from moothall.config import Trace
+from moothall.config import TraceSettings
 from moothall.domain.causes import request_event_id
 from moothall.domain.event import Event, EventType
 from moothall.telemetry.recording import recording
@@ -32,7 +32,7 @@ def by_phase(propose: str) -> Answer:
 async def watched(house: Any, d: Any, *, content: bool = False) -> tuple[list[Event], list[ReadableSpan]]:
     """Deliberate under a caller's trace; return events and spans."""
     exporter = InMemorySpanExporter()
-    async with recording(Trace(content=content), "test", exporter=exporter):
+    async with recording(TraceSettings(content=content), "test", exporter=exporter):
         with telemetry.span("deliberation", parent=CALLER):
             events = await house.run(d)
     return events, list(exporter.get_finished_spans())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Limits, Llm, Models
+from moothall.config import LimitSettings, LlmSettings, Models
 from moothall.council.front.request import Defaults, plan
 from moothall.council.recording import NamedModel, Recording
 from moothall.domain.council import Agent, Capabilities, Council, CouncilConfig
@@ -25,14 +25,14 @@ from support.council import ONE, THREE, TWO, CouncilHouse, finish, of, open_coun
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MODELS = Models.of(
-    Llm(model="qwen"),
-    {"large": Llm(model="deep", tier="large", roles=("qa",)), "quick": Llm(model="tiny", tier="small")},
+    LlmSettings(model="qwen"),
+    {"large": LlmSettings(model="deep", tier="large", roles=("qa",)), "quick": LlmSettings(model="tiny", tier="small")},
 )
 DOWN: Answer = lambda _body, _headers: Fault("status", status=503)  # noqa: E731
 
 
 def planned(role: str = "dev", council: Council | None = None, **asked: Any) -> Deliberation:
-    return plan(DeliberationRequest("x", role, **asked), LOCAL, Defaults(Limits(), models=MODELS), NOW, council)
+    return plan(DeliberationRequest("x", role, **asked), LOCAL, Defaults(LimitSettings(), models=MODELS), NOW, council)
 
 
 def test_what_is_asked_goes_before_the_seat_the_council_and_the_role() -> None:
@@ -59,7 +59,7 @@ async def two_models(
     """A council's surroundings with a default model and one more, `large`, of which `other` says more."""
     async with open_council(folder, first) as house, scripted_model(second, models=("deep",)) as deep:
         default = house.parts.llm.model_copy(update={"model": "scripted"})
-        models = Models.of(default, {"large": Llm(base_url=deep.base_url, model="deep", **other)})
+        models = Models.of(default, {"large": LlmSettings(base_url=deep.base_url, model="deep", **other)})
         async with open_models(models, house.server.base_url) as opened:
             named = {name: NamedModel(llm, opened[name]) for name, llm in models.named.items()}
             house.parts = replace(house.parts, model=opened["default"], llm=default, named=named)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.protocols import HOST_STOPS
 from moothall.council.recording import Recording
 from moothall.domain.event import Event, EventType
@@ -148,7 +148,7 @@ async def test_a_seat_that_never_answers_is_late(council: Any) -> None:
 
 
 async def test_a_seat_in_circles_does_not_hold_up_a_proven_answer(council: Any) -> None:
-    patient = Limits(patience=0.1, patience_seconds=0.2)
+    patient = LimitSettings(patience=0.1, patience_seconds=0.2)
     async with council(by_seat(one=append(), two=forever, three=forever), limits=patient) as house:
         events = await house.run(house.deliberation("vote"))
     assert outcomes(events) == {ONE: "proposed", TWO: "late OUT_OF_PATIENCE", THREE: "late OUT_OF_PATIENCE"}
@@ -156,7 +156,7 @@ async def test_a_seat_in_circles_does_not_hold_up_a_proven_answer(council: Any) 
 
 
 async def test_an_answer_that_is_not_proven_is_no_reason_for_impatience(council: Any) -> None:
-    patient = Limits(patience=0.1, patience_seconds=0.0)
+    patient = LimitSettings(patience=0.1, patience_seconds=0.0)
 
     async def slowly() -> str:
         await asyncio.sleep(1)
@@ -336,7 +336,7 @@ async def test_a_debate_about_text_revises(council: Any) -> None:
 async def test_a_whole_council_runs_again_from_its_recording_without_a_call(council: Any) -> None:
     answer = by_seat(one=append(), two=append(OTHER), three=append(WRONG))
     # Without counter-proofs: who leads for a moment, and is put to one, depends on which seat is ready first.
-    async with council(answer, limits=Limits(counter_proofs=0)) as house:
+    async with council(answer, limits=LimitSettings(counter_proofs=0)) as house:
         d = house.deliberation("tests_then_verify", max_turns=1)
         first = await house.run(d)
         calls = len(house.server.requests)

@@ -14,7 +14,7 @@ import pytest
 
 from moothall.collector.decide import last_moment, ready
 from moothall.collector.fold import fold
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.front.desk import Desk
 from moothall.council.front.request import Defaults
 from moothall.domain.budget import Budget
@@ -51,7 +51,7 @@ async def working(house: CouncilHouse, request: Event) -> AsyncIterator[tuple[Ho
 async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_without_repeating_a_call(tmp_path: Path) -> None:
     model = Thinking()
     async with open_council(tmp_path, scripted(model)) as house:
-        desk = Desk(house.bus, Remembering(), Defaults(Limits()))
+        desk = Desk(house.bus, Remembering(), Defaults(LimitSettings()))
         d = await desk.submit(ASKED, LOCAL)
         (request,) = await house.events()
         async with working(house, request) as (host, work):
@@ -85,7 +85,7 @@ async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_withou
 async def test_what_is_paused_is_cancelled_all_the_same(tmp_path: Path) -> None:
     model = Thinking()
     async with open_council(tmp_path, scripted(model)) as house:
-        desk = Desk(house.bus, Remembering(), Defaults(Limits()))
+        desk = Desk(house.bus, Remembering(), Defaults(LimitSettings()))
         d = await desk.submit(ASKED, LOCAL)
         (request,) = await house.events()
         await desk.pause(d.task_id, LOCAL)
@@ -103,7 +103,7 @@ async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_pa
     async with open_council(tmp_path, scripted(model)) as house:
         card = await Board(house.bus).create(StoryDraft("Say hello"), LOCAL, key="one", budget=budget)
         accounts = Accounts(house.bus.bucket(BUCKET), house.parts.limits)
-        desk = Desk(house.bus, Remembering(), Defaults(Limits()))
+        desk = Desk(house.bus, Remembering(), Defaults(LimitSettings()))
         d = await desk.submit(replace(ASKED, story_id=card.story.id), LOCAL)
         async with working(house, (await house.events())[-1]) as (host, work):
             host.accounts = accounts
@@ -125,7 +125,7 @@ async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_pa
 
 async def test_one_that_has_ended_can_neither_wait_nor_go_on(tmp_path: Path) -> None:
     async with open_council(tmp_path, scripted(Thinking())) as house:
-        desk = Desk(house.bus, Remembering(), Defaults(Limits()))
+        desk = Desk(house.bus, Remembering(), Defaults(LimitSettings()))
         d = await desk.submit(ASKED, LOCAL)
         await house.bus.publish(new_event(EventType.DELIBERATION_DECIDED, d.task_id, {"task_id": d.task_id}))
         with pytest.raises(InvalidRequest, match="has ended: it can neither wait nor go on"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.facts import Facts
 from moothall.council.front.desk import Desk
 from moothall.council.front.request import Defaults
@@ -24,7 +24,10 @@ FRENCH = "Say it in French."
 async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(tmp_path: Path) -> None:
     model = Thinking()
     async with open_council(tmp_path, scripted(model)) as house, asyncio.TaskGroup() as group:
-        host, desk = Host("host", house.bus, Remembering(), house.parts, 4), Desk(house.bus, Remembering(), Defaults(Limits()))
+        host, desk = (
+            Host("host", house.bus, Remembering(), house.parts, 4),
+            Desk(house.bus, Remembering(), Defaults(LimitSettings())),
+        )
         asked = DeliberationRequest("Say hello", "dev", task_id="task-1", num_agents=1, protocol="single", about_text=True)
         d = await desk.submit(asked, LOCAL)
         listening = group.create_task(host._listen_for_words())

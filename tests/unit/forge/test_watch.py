@@ -12,7 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from moothall.aio import beside
-from moothall.config import Forge
+from moothall.config import ForgeSettings
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import AlreadyExists, Refused
@@ -77,7 +77,7 @@ class House:
     async def watching(self, **settings: object) -> AsyncIterator[Watch]:
         """A watch of its own, as after a start."""
         given = {"kind": self.forge.kind, "url": self.forge.url, "repositories": (REPOSITORY,), "mention": CALL, **settings}
-        ours = Forge.model_validate({"token": SecretStr(TOKENS["moothall-bot"]), **given})
+        ours = ForgeSettings.model_validate({"token": SecretStr(TOKENS["moothall-bot"]), **given})
         async with forge_client(ours) as client:
             yield Watch(ours, client, self.desk, self.offer, {REPOSITORY: "app"}, task_chars=5000, tell=self.said.append)
 

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from moothall.config import Forge
+from moothall.config import ForgeSettings
 from moothall.errors import ConfigurationError
 from moothall.forge.client import _retry_after, api_of, forge_client
 from moothall.forge.webhooks import hearing
@@ -34,7 +34,7 @@ SIGNED = hmac.new(SECRET.encode(), BODY, sha256).hexdigest()
     ],
 )
 async def test_a_signature_is_of_the_body_by_the_secret(headers: dict[str, str], status: int, woken: int) -> None:
-    settings, calls = Forge(webhook_port=0, webhook_secret=SecretStr(SECRET)), []
+    settings, calls = ForgeSettings(webhook_port=0, webhook_secret=SecretStr(SECRET)), []
     async with (
         hearing(settings, lambda: calls.append(1)) as port,
         aiohttp.ClientSession() as session,
@@ -44,7 +44,7 @@ async def test_a_signature_is_of_the_body_by_the_secret(headers: dict[str, str],
 
 
 async def test_none_are_heard_where_no_port_is_named() -> None:
-    async with hearing(Forge(), lambda: None) as port:
+    async with hearing(ForgeSettings(), lambda: None) as port:
         assert port == 0
 
 
@@ -52,7 +52,7 @@ async def test_a_taken_port_is_said() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
-        settings = Forge(webhook_port=taken.getsockname()[1], webhook_secret=SecretStr(SECRET))
+        settings = ForgeSettings(webhook_port=taken.getsockname()[1], webhook_secret=SecretStr(SECRET))
         with pytest.raises(ConfigurationError, match=r"choose another forge\.webhook_port"):
             async with hearing(settings, lambda: None):
                 pass
@@ -70,20 +70,20 @@ async def test_a_taken_port_is_said() -> None:
 )
 def test_wrong_settings_are_named(given: dict[str, object], wanted: str) -> None:
     with pytest.raises(ValidationError, match=wanted):
-        Forge.model_validate(given)
+        ForgeSettings.model_validate(given)
 
 
 def test_where_the_api_is() -> None:
-    assert api_of(Forge()) == "https://api.github.com"
-    assert api_of(Forge(url="https://git.example/")) == "https://git.example/api/v3"
-    assert api_of(Forge(kind="gitea", url="https://git.example/sub")) == "https://git.example/sub/api/v1"
+    assert api_of(ForgeSettings()) == "https://api.github.com"
+    assert api_of(ForgeSettings(url="https://git.example/")) == "https://git.example/api/v3"
+    assert api_of(ForgeSettings(kind="gitea", url="https://git.example/sub")) == "https://git.example/sub/api/v1"
     with pytest.raises(ConfigurationError, match="no https://"):
-        api_of(Forge(url="http://git.example"))
+        api_of(ForgeSettings(url="http://git.example"))
 
 
 async def test_a_missing_token_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"forge\.token is missing"):
-        async with forge_client(Forge()):
+        async with forge_client(ForgeSettings()):
             pass
 
 

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 from pydantic import SecretStr
 
-from moothall.config import Graph
+from moothall.config import GraphSettings
 from moothall.graph.embedded import embedded_store
 from moothall.graph.neo4j import neo4j_store
 from moothall.graph.store import CypherGraph, Store
@@ -24,9 +24,11 @@ def neo4j(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
         pytest.skip(str(missing))
 
 
-def settings_for(address: Address) -> Graph:
+def settings_for(address: Address) -> GraphSettings:
     # A fresh server plans each query for the first time on a busy machine.
-    return Graph(url=address.url, user=address.user, password=SecretStr(address.password), query_seconds=120, retry_seconds=60)
+    return GraphSettings(
+        url=address.url, user=address.user, password=SecretStr(address.password), query_seconds=120, retry_seconds=60
+    )
 
 
 @pytest_asyncio.fixture(params=["embedded", pytest.param("neo4j", marks=pytest.mark.e2e)])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Graph as Settings
+from moothall.config import GraphSettings as Settings
 from moothall.domain.event import Recorded
 from moothall.errors import GraphUnavailable
 from moothall.graph.embedded import embedded_store

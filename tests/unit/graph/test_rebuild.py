@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from moothall.bus.nats.pruning import prune
-from moothall.config import Graph, Settings
+from moothall.config import GraphSettings, Settings
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
 from moothall.wiring import directory
@@ -28,7 +28,7 @@ async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     if request.param == "neo4j":
         server: Address = request.getfixturevalue("neo4j")
         named = {"url": server.url, "user": server.user, "password": SecretStr(server.password), "query_seconds": 120}
-    settings = load_settings(data_dir=tmp_path / "data", graph=Graph(**named, batch=7))
+    settings = load_settings(data_dir=tmp_path / "data", graph=GraphSettings(**named, batch=7))
     async with open_graph(settings.graph, settings.data_dir) as graph:
         await graph.clear()
     async with open_log(settings, lambda _: None) as bus:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from pydantic import SecretStr
 
-from moothall.config import Graph
+from moothall.config import GraphSettings
 from moothall.domain.event import EventType
 from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest
 from moothall.graph.elsewhere import Elsewhere, answering
@@ -121,20 +121,20 @@ async def test_where_nobody_answers_the_socket_says_so(tmp_path: Path) -> None:
 
 async def test_a_server_that_is_not_there_is_unavailable() -> None:
     with pytest.raises(GraphUnavailable, match="did not answer"):
-        async with neo4j_store(Graph(url="bolt://127.0.0.1:9", connect_seconds=1)):
+        async with neo4j_store(GraphSettings(url="bolt://127.0.0.1:9", connect_seconds=1)):
             pass
 
 
 async def test_a_server_that_is_not_there_yet_is_no_error_for_who_can_wait() -> None:
-    async with neo4j_store(Graph(url="bolt://127.0.0.1:9", connect_seconds=1, retry_seconds=0.1), at_once=False) as store:
+    async with neo4j_store(GraphSettings(url="bolt://127.0.0.1:9", connect_seconds=1, retry_seconds=0.1), at_once=False) as store:
         with pytest.raises(GraphUnavailable, match="did not answer"):
             await store.read("RETURN 1", {})
 
 
 @pytest.mark.e2e
 async def test_a_server_that_comes_later_has_its_constraints_before_anything_is_written(neo4j: Address) -> None:
-    def settings(url: str) -> Graph:
-        return Graph(url=url, user=neo4j.user, password=SecretStr(neo4j.password), query_seconds=120, retry_seconds=1)
+    def settings(url: str) -> GraphSettings:
+        return GraphSettings(url=url, user=neo4j.user, password=SecretStr(neo4j.password), query_seconds=120, retry_seconds=1)
 
     port, at = free_port(), urlsplit(neo4j.url)
     async with (
@@ -152,13 +152,15 @@ async def test_a_server_that_comes_later_has_its_constraints_before_anything_is_
 
 async def test_an_address_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="is not right"):
-        async with neo4j_store(Graph(url="http://127.0.0.1:9")):
+        async with neo4j_store(GraphSettings(url="http://127.0.0.1:9")):
             pass
 
 
 @pytest.mark.e2e
 async def test_many_processes_find_an_empty_server_at_once(neo4j: Address) -> None:
-    settings = Graph(url=neo4j.url, user=neo4j.user, password=SecretStr(neo4j.password), query_seconds=120, retry_seconds=60)
+    settings = GraphSettings(
+        url=neo4j.url, user=neo4j.user, password=SecretStr(neo4j.password), query_seconds=120, retry_seconds=60
+    )
     async with neo4j_store(settings) as first, AsyncExitStack() as stack:
         for kind, kinds in (("CONSTRAINT", "CONSTRAINTS"), ("INDEX", "INDEXES")):
             for row in await first.read(f"SHOW {kinds} YIELD name WHERE name STARTS WITH 'moothall_'", {}):
@@ -171,13 +173,15 @@ async def test_many_processes_find_an_empty_server_at_once(neo4j: Address) -> No
 @pytest.mark.e2e
 async def test_a_server_that_turns_us_away_names_the_settings(neo4j: Address) -> None:
     with pytest.raises(ConfigurationError, match=r"set graph\.user and graph\.password"):
-        async with neo4j_store(Graph(url=neo4j.url, user=neo4j.user, password=SecretStr("wrong"))):
+        async with neo4j_store(GraphSettings(url=neo4j.url, user=neo4j.user, password=SecretStr("wrong"))):
             pass
 
 
 @pytest.mark.e2e
 async def test_a_database_that_is_not_there_is_named(neo4j: Address) -> None:
-    settings = Graph(url=neo4j.url, user=neo4j.user, password=SecretStr(neo4j.password), database="nothing", retry_seconds=1)
+    settings = GraphSettings(
+        url=neo4j.url, user=neo4j.user, password=SecretStr(neo4j.password), database="nothing", retry_seconds=1
+    )
     with pytest.raises(ConfigurationError, match="no database 'nothing'"):
         async with neo4j_store(settings):
             pass

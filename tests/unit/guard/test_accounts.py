@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.domain.budget import Amount, Budget, Ledger, Usage
 from moothall.errors import BudgetExceeded
 from moothall.guard.accounts import BUCKET, Accounts, Purse
@@ -26,7 +26,7 @@ async def _book(accounts: Accounts, tokens: int) -> tuple[int, int, int]:
 async def test_processes_at_once_never_overspend(tokens: int, calls: list[tuple[int, int, int, int]]) -> None:
     """Each deliberation is of a process of its own, which knows the others only by the bucket."""
     bus = MemoryBus()
-    houses = [Accounts(bus.bucket(BUCKET), Limits()) for _ in range(5)]
+    houses = [Accounts(bus.bucket(BUCKET), LimitSettings()) for _ in range(5)]
     purses = [house.purse("story-1", "local", f"task-{number}", Budget(tokens=tokens)) for number, house in enumerate(houses)]
     ledgers = [Ledger(Budget()) for _ in purses]
     taken: dict[str, int] = {}
@@ -60,7 +60,7 @@ async def _draw(purse: Purse, ledger: Ledger, call: str, tokens: int) -> None:
 
 
 async def test_just_as_many_calls_go_as_there_is_room_for() -> None:
-    accounts = Accounts(MemoryBus().bucket(BUCKET), Limits())
+    accounts = Accounts(MemoryBus().bucket(BUCKET), LimitSettings())
     purse, ledger = accounts.purse("story-1", "local", "task-1", Budget(tokens=500)), Ledger(Budget())
 
     async def call(name: str) -> bool:
@@ -77,11 +77,11 @@ async def test_just_as_many_calls_go_as_there_is_room_for() -> None:
 async def test_what_was_spent_before_a_crash_counts_once() -> None:
     bus = MemoryBus()
     budget = Budget(tokens=300)
-    first, ledger = Accounts(bus.bucket(BUCKET), Limits()).purse("story-1", "local", "task-1", budget), Ledger(Budget())
+    first, ledger = Accounts(bus.bucket(BUCKET), LimitSettings()).purse("story-1", "local", "task-1", budget), Ledger(Budget())
     await _draw(first, ledger, "a", 100)
     again = Ledger(Budget())
     again.settle("a", Usage(prompt_tokens=80, calls=1))  # replayed
-    accounts = Accounts(bus.bucket(BUCKET), Limits())
+    accounts = Accounts(bus.bucket(BUCKET), LimitSettings())
     second = accounts.purse("story-1", "local", "task-1", budget)
     await _draw(second, again, "b", 100)
     spent, reserved, left = await _book(accounts, 300)
@@ -94,7 +94,7 @@ async def test_what_was_spent_before_a_crash_counts_once() -> None:
 
 
 async def test_a_story_without_a_budget_has_the_houses_and_one_of_another_tenant_its_own() -> None:
-    accounts = Accounts(MemoryBus().bucket(BUCKET), Limits(story_tokens=50, story_calls=2))
+    accounts = Accounts(MemoryBus().bucket(BUCKET), LimitSettings(story_tokens=50, story_calls=2))
     purse = accounts.purse("story-1", "local", "task-1", Budget())
     with pytest.raises(BudgetExceeded, match="story's budget of 50 tokens"):
         await _draw(purse, Ledger(Budget()), "a", 51)
@@ -108,7 +108,10 @@ async def test_a_story_without_a_budget_has_the_houses_and_one_of_another_tenant
 async def test_a_call_within_what_is_granted_asks_nobody() -> None:
     bus = MemoryBus()
     bucket = bus.bucket(BUCKET)
-    purse, ledger = Accounts(bucket, Limits()).purse("story-1", "local", "task-1", Budget(tokens=100_000)), Ledger(Budget())
+    purse, ledger = (
+        Accounts(bucket, LimitSettings()).purse("story-1", "local", "task-1", Budget(tokens=100_000)),
+        Ledger(Budget()),
+    )
     await _draw(purse, ledger, "0", 10)
     _, revision = await bucket.get_with_revision("local.story-1")
     for number in range(1, 5):

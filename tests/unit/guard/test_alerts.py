@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from moothall.bus.registry import subject_of
-from moothall.config import Guard
+from moothall.config import GuardSettings
 from moothall.domain.event import Event, EventType
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.guard.alerts import Alerts
@@ -69,7 +69,7 @@ async def test_mistakes_are_no_refusals(tmp_path: Path) -> None:
 
 async def test_one_window_knows_nothing_of_what_is_long_past(house: House) -> None:
     now = 0.0
-    alerts = Alerts(Guard(alert_denials=3, alert_seconds=10), lambda: now)
+    alerts = Alerts(GuardSettings(alert_denials=3, alert_seconds=10), lambda: now)
     for moment in (0, 4, 9, 15, 16, 30):
         now = moment
         alerts.count_refusal(house.seat(), tool_call(path="a"), "no", escape=False)

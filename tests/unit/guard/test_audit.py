@@ -94,7 +94,7 @@ def test_a_full_disk_is_visible_and_the_chain_goes_on_after_it(tmp_path: Path) -
 import asyncio, resource, signal
 from pathlib import Path
 from moothall.errors import AuditUnavailable
-from moothall.guard.audit import AuditLog, Entry
+from moothall.guard.audit import AuditLog, AuditEntry
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 async def main():
     async with AuditLog(Path({str(tmp_path)!r}), "host-1") as audit:
@@ -104,7 +104,7 @@ async def main():
             if n == 9:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             try:
-                await audit.append(Entry("local", "ann", "task-1", "seat", f"r-{{n}}", "files.read", "0" * 64))
+                await audit.append(AuditEntry("local", "ann", "task-1", "seat", f"r-{{n}}", "files.read", "0" * 64))
                 print("wrote", end=" ")
             except AuditUnavailable:
                 print("refused", end=" ")
@@ -248,11 +248,11 @@ def test_kill_9_in_the_middle_loses_no_answered_record(tmp_path: Path) -> None:
     script = f"""
 import asyncio
 from pathlib import Path
-from moothall.guard.audit import AuditLog, Entry
+from moothall.guard.audit import AuditLog, AuditEntry
 async def main():
     async with AuditLog(Path({str(tmp_path)!r}), "host-1") as audit:
         while True:
-            said = await audit.append(Entry("local", "ann", "task-1", "seat", "r", "files.read", "0" * 64))
+            said = await audit.append(AuditEntry("local", "ann", "task-1", "seat", "r", "files.read", "0" * 64))
             print(said, flush=True)
 asyncio.run(main())
 """

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.config import Guard
+from moothall.config import GuardSettings
 from moothall.domain.ids import ROLES
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, InvalidRequest
@@ -182,7 +182,7 @@ def test_cut_text_says_how_much_is_missing() -> None:
 
 
 def test_a_seats_seconds_are_held_while_it_runs_and_booked_after() -> None:
-    limits, meter = Guard(seat_seconds=10), Meter()
+    limits, meter = GuardSettings(seat_seconds=10), Meter()
     with reserve(meter, limits, 6) as first, reserve(meter, limits, 6) as second:
         assert (first, second) == (6, 4)
         with pytest.raises(Stopped, match="10 seconds") as stopped:
@@ -196,9 +196,9 @@ def test_a_seats_seconds_are_held_while_it_runs_and_booked_after() -> None:
 
 
 def test_the_limit_step_stands_alone() -> None:
-    check_limits(Meter(in_flight=1), Guard(seat_in_flight=2))
+    check_limits(Meter(in_flight=1), GuardSettings(seat_in_flight=2))
     with pytest.raises(Stopped, match="still running"):
-        check_limits(Meter(in_flight=2), Guard(seat_in_flight=2))
+        check_limits(Meter(in_flight=2), GuardSettings(seat_in_flight=2))
 
 
 def test_grants_are_patterns() -> None:

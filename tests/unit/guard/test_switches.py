@@ -8,7 +8,7 @@ import pytest
 
 from moothall.bus.nats.jetstream import open_bus
 from moothall.bus.nats.server import embedded_server
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.domain.tool import ToolStatus
 from moothall.errors import InvalidRequest
 from moothall.guard.grants import grant_for
@@ -23,7 +23,7 @@ async def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     if request.param == "memory":
         yield MemoryBus().bucket(SWITCHES)
         return
-    async with embedded_server(Bus(), tmp_path / "bus") as url, open_bus(Bus(), url) as bus:
+    async with embedded_server(BusSettings(), tmp_path / "bus") as url, open_bus(BusSettings(), url) as bus:
         yield bus.bucket(SWITCHES)
 
 

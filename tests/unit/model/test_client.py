@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.domain.budget import Usage
 from moothall.domain.chat import Message
 from moothall.errors import ConfigurationError
@@ -120,9 +120,9 @@ async def test_connections_are_used_again() -> None:
 
 async def test_the_key_is_sent_from_the_settings_or_from_the_url() -> None:
     async with scripted_model(hello, api_key="secret") as server:
-        async with open_model(Llm(api_key="secret"), server.base_url) as model:
+        async with open_model(LlmSettings(api_key="secret"), server.base_url) as model:
             assert (await model.chat(ask())).text == "hello"
-        async with open_model(Llm(), server.base_url.replace("://", "://secret@")) as model:
+        async with open_model(LlmSettings(), server.base_url.replace("://", "://secret@")) as model:
             assert (await model.chat(ask())).text == "hello"
             assert "secret" not in model.url
 
@@ -130,7 +130,7 @@ async def test_the_key_is_sent_from_the_settings_or_from_the_url() -> None:
 @pytest.mark.parametrize("url", ["ftp://x/v1", "nonsense", "", "http://", "http://[::1/v1"])
 async def test_what_is_no_url_is_refused_at_once(url: str) -> None:
     with pytest.raises(ConfigurationError, match="BASE_URL"):
-        async with open_model(Llm(), url):
+        async with open_model(LlmSettings(), url):
             pass
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.council.prompting.text import most_tokens
 from moothall.model.counting import counting
 from moothall.testing.model import scripted_model
@@ -28,7 +28,7 @@ def _llama(body: Mapping[str, Any]) -> Any:
 async def test_a_server_that_knows_is_asked_once_a_text(tokenize: Any) -> None:
     async with scripted_model(lambda _b, _h: "", api_key="key") as server:
         server.tokenize = tokenize
-        async with counting(Llm(model="small"), server.base_url.replace("//", "//key@")) as count:
+        async with counting(LlmSettings(model="small"), server.base_url.replace("//", "//key@")) as count:
             assert [await count(TEXT), await count(TEXT), await count("")] == [3, 3, 0]
     assert server.tokenized == 1
 
@@ -48,11 +48,11 @@ async def test_a_server_that_knows_is_asked_once_a_text(tokenize: Any) -> None:
 async def test_where_it_does_not_know_tokens_are_estimated_and_it_is_left_alone(tokenize: Any) -> None:
     async with scripted_model(lambda _b, _h: "") as server:
         server.tokenize = tokenize
-        async with counting(Llm(), server.base_url) as count:
+        async with counting(LlmSettings(), server.base_url) as count:
             assert [await count(TEXT), await count(f"{TEXT}.")] == [most_tokens(TEXT), most_tokens(f"{TEXT}.")]
     assert server.tokenized == 1
 
 
 async def test_nobody_who_does_not_answer_is_waited_for() -> None:
-    async with counting(Llm(), "http://127.0.0.1:9/v1") as count:
+    async with counting(LlmSettings(), "http://127.0.0.1:9/v1") as count:
         assert await count(TEXT) == most_tokens(TEXT)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.errors import ModelReplyInvalid
 from moothall.model.dialect import Dialect, priority_of
 from moothall.testing.chat_contract import FINISH, ask, talking
@@ -106,5 +106,5 @@ def test_what_is_nearly_done_goes_first() -> None:
 
 
 def test_additions_are_the_same_each_time() -> None:
-    one, two = (Dialect(Llm(api_key="k"), ["vllm"]).additions(ask(tenant="red")) for _ in range(2))
-    assert one == two != Dialect(Llm(api_key="other"), ["vllm"]).additions(ask(tenant="red"))
+    one, two = (Dialect(LlmSettings(api_key="k"), ["vllm"]).additions(ask(tenant="red")) for _ in range(2))
+    assert one == two != Dialect(LlmSettings(api_key="other"), ["vllm"]).additions(ask(tenant="red"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
 from moothall.model.client import open_model
 from moothall.testing.chat_contract import ask, talking
@@ -56,7 +56,7 @@ async def test_a_server_that_is_down() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-        async with open_model(Llm(retries=1, retry_seconds=0.001), url) as model:
+        async with open_model(LlmSettings(retries=1, retry_seconds=0.001), url) as model:
             with pytest.raises(ModelUnavailable, match=f"{url} failed 2 times.*onnect"):
                 await model.chat(ask())
 
@@ -65,7 +65,7 @@ async def test_a_server_that_comes_back_is_used() -> None:
     async with scripted_model(lambda _b, _h: "back") as first:
         port = int(first.base_url.split(":")[2].split("/")[0])
     server_is_away = "failed|not answered by its deadline"  # whether the deadline comes between two attempts or in one
-    async with open_model(Llm(retries=50, retry_seconds=0.01), first.base_url) as model:
+    async with open_model(LlmSettings(retries=50, retry_seconds=0.01), first.base_url) as model:
         with pytest.raises(DeadlineExceeded, match=server_is_away):
             await model.chat(ask(seconds=0.1))
         async with scripted_model(lambda _b, _h: "back", port=port):
@@ -135,7 +135,7 @@ async def test_a_wrong_key() -> None:
 
 
 async def test_an_url_without_its_path() -> None:
-    async with scripted_model(in_turn("x")) as server, open_model(Llm(), server.base_url.removesuffix("/v1")) as model:
+    async with scripted_model(in_turn("x")) as server, open_model(LlmSettings(), server.base_url.removesuffix("/v1")) as model:
         with pytest.raises(ConfigurationError, match="ends with /v1"):
             await model.chat(ask())
 

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.errors import ConfigurationError, ModelUnavailable
 from moothall.model.client import OpenAIModel, open_model
 from moothall.model.counting import counting
@@ -26,7 +26,7 @@ async def fronted(folder: Path, answer: Answer) -> AsyncIterator[tuple[OpenAIMod
         serve_front(
             engine.base_url.removesuffix("/v1"), "inner", name="small", api_key="outer", slots=2, states=folder, salt=""
         ) as port,
-        open_model(Llm(retries=1, retry_seconds=0.001), f"http://outer@127.0.0.1:{port}/v1") as model,
+        open_model(LlmSettings(retries=1, retry_seconds=0.001), f"http://outer@127.0.0.1:{port}/v1") as model,
     ):
         yield model, engine, f"http://127.0.0.1:{port}/v1"
 
@@ -71,7 +71,7 @@ async def test_a_wrong_call_is_told_what_is_wrong(tmp_path: Path, body: bytes, s
 async def test_nobody_enters_without_the_key(tmp_path: Path) -> None:
     async with fronted(tmp_path, lambda _b, _h: "hello") as (_, engine, url):
         for key in ("", "inner", "wrong"):
-            async with open_model(Llm(api_key=key) if key else Llm(), url) as stranger:
+            async with open_model(LlmSettings(api_key=key) if key else LlmSettings(), url) as stranger:
                 with pytest.raises(ConfigurationError, match="401"):
                     await stranger.chat(ask())
     assert not engine.requests
@@ -80,9 +80,9 @@ async def test_nobody_enters_without_the_key(tmp_path: Path) -> None:
 async def test_tokens_are_counted_by_the_engine(tmp_path: Path) -> None:
     async with fronted(tmp_path, lambda _b, _h: "hello") as (_, engine, url):
         engine.tokenize = lambda body: {"tokens": body["content"].split()}
-        async with counting(Llm(), url.replace("//", "//outer@")) as count:
+        async with counting(LlmSettings(), url.replace("//", "//outer@")) as count:
             assert await count("one two three four") == 4
-        async with counting(Llm(), url.replace("//", "//wrong@")) as count:
+        async with counting(LlmSettings(), url.replace("//", "//wrong@")) as count:
             await count("another text")
         assert engine.tokenized == 1, "nobody enters without the key"
         async with aiohttp.ClientSession(headers={"Authorization": "Bearer outer"}) as session:

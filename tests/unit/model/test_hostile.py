@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
 from moothall.model.bodies import count_usage
 from moothall.model.client import OpenAIModel, open_model
@@ -54,7 +54,7 @@ async def hostile(say: Say, **settings: Any) -> AsyncIterator[OpenAIModel]:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     quick = {"retries": 1, "retry_seconds": 0.001, "call_seconds": 20.0, "max_reply_bytes": 20_000, **settings}
-    async with server, open_model(Llm(**quick), f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1") as model:
+    async with server, open_model(LlmSettings(**quick), f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1") as model:
         yield model
     await asyncio.gather(*handlers)  # each ends when it notices that its caller is gone
 
@@ -161,7 +161,7 @@ async def test_an_error_paints_no_terminal() -> None:
 @pytest.mark.parametrize("count", [float("nan"), -5, True, "7", 10**400, 10**12, None, [], 1.5])
 async def test_a_count_that_cannot_be_right_is_estimated(count: Any) -> None:
     told = {"prompt_tokens": count, "completion_tokens": count, "prompt_tokens_details": {"cached_tokens": count}}
-    usage = count_usage(told, [{"content": "x" * 30}], 60, Llm(price_in=1.0, price_out=1.0))
+    usage = count_usage(told, [{"content": "x" * 30}], 60, LlmSettings(price_in=1.0, price_out=1.0))
     assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (11, 0, 21)
 
 

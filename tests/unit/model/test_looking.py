@@ -1,6 +1,6 @@
 """Whether a model server answers, asked as the model's client asks it."""
 
-from moothall.config import Llm, Models
+from moothall.config import LlmSettings, Models
 from moothall.model.looking import ServerCount, look
 from moothall.telemetry import metrics
 from moothall.testing.model import scripted_model
@@ -17,7 +17,7 @@ async def test_a_key_in_the_url_is_sent_as_the_models_client_sends_it() -> None:
 
 async def test_a_configured_key_is_sent_and_wins_over_one_in_the_url() -> None:
     async with scripted_model(lambda _body, _headers: "", api_key=KEY) as server:
-        settings = Llm.model_validate({"api_key": KEY})
+        settings = LlmSettings.model_validate({"api_key": KEY})
 
         assert await look(Models(settings), server.base_url.replace("//", "//other@")) == {"default": ServerCount(1, 1)}
 
@@ -31,7 +31,7 @@ async def test_a_wrong_key_is_said() -> None:
 
 async def test_of_two_servers_the_one_that_does_not_answer_is_said() -> None:
     async with scripted_model(lambda _body, _headers: "") as server:
-        settings = Llm.model_validate({"replicas": ["http://127.0.0.1:9/v1"]})
+        settings = LlmSettings.model_validate({"replicas": ["http://127.0.0.1:9/v1"]})
 
         seen = (await look(Models(settings), server.base_url))["default"]
 
@@ -41,7 +41,9 @@ async def test_of_two_servers_the_one_that_does_not_answer_is_said() -> None:
 
 async def test_every_model_is_seen_by_its_name_and_counted() -> None:
     async with scripted_model(lambda _body, _headers: "") as server:
-        models = Models.of(Llm(), {"large": Llm(base_url="http://127.0.0.1:9/v1"), "warm": Llm(temperature=1.2)})
+        models = Models.of(
+            LlmSettings(), {"large": LlmSettings(base_url="http://127.0.0.1:9/v1"), "warm": LlmSettings(temperature=1.2)}
+        )
 
         seen = await look(models, server.base_url)
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.errors import ConfigurationError, ModelUnavailable
 from moothall.model.client import open_model
 from moothall.model.reaching import reach
@@ -91,14 +91,14 @@ def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
 @needs_openssl
 async def test_it_speaks_tls_with_whom_it_trusts(trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
     async with listening(good_server, trusted) as port:
-        async with open_model(Llm(**QUICK), f"https://localhost:{port}/v1") as model:
+        async with open_model(LlmSettings(**QUICK), f"https://localhost:{port}/v1") as model:
             assert (await model.chat(ask())).text == "hello"
         monkeypatch.delenv("SSL_CERT_FILE")
-        async with open_model(Llm(**QUICK), f"https://localhost:{port}/v1") as model:
+        async with open_model(LlmSettings(**QUICK), f"https://localhost:{port}/v1") as model:
             with pytest.raises(ModelUnavailable, match=r"Cannot connect to host localhost:\d+ .*CERTIFICATE_VERIFY_FAILED"):
                 await model.chat(ask())
         with pytest.raises(ConfigurationError, match=r"certificate of localhost:\d+ is not trusted.*SSL_CERT_FILE"):
-            await reach(Llm(), f"https://localhost:{port}/v1", pytest.fail)
+            await reach(LlmSettings(), f"https://localhost:{port}/v1", pytest.fail)
 
 
 async def test_a_proxy_is_asked_as_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ async def test_a_proxy_is_asked_as_the_environment_says(monkeypatch: pytest.Monk
     async with listening(proxy) as port:
         monkeypatch.setenv("http_proxy", f"http://us%20er:word@127.0.0.1:{port}")
         monkeypatch.setenv("no_proxy", "")
-        async with open_model(Llm(**QUICK), "http://model.test:8000/v1") as model:
+        async with open_model(LlmSettings(**QUICK), "http://model.test:8000/v1") as model:
             assert (await model.chat(ask())).text == "hello"
         async with talking(lambda _b, _h: "mine") as (near, _):
             assert (await near.chat(ask())).text == "mine"
@@ -148,9 +148,9 @@ async def test_a_proxy_does_not_see_what_is_encrypted(trusted: ssl.SSLContext, m
         async with listening(proxy) as port:
             monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
             monkeypatch.setenv("no_proxy", "")
-            async with open_model(Llm(**QUICK), "https://model.test/v1") as model:
+            async with open_model(LlmSettings(**QUICK), "https://model.test/v1") as model:
                 assert (await model.chat(ask())).text == "hello"
-            async with open_model(Llm(**QUICK), "https://model.test/v1") as model:
+            async with open_model(LlmSettings(**QUICK), "https://model.test/v1") as model:
                 with pytest.raises(ModelUnavailable, match=r"the proxy answered: HTTP/1.1 407 \[2JLog in"):
                     await model.chat(ask())
     assert asked[0].startswith(b"CONNECT model.test:443 HTTP/1.1\r\nHost: model.test:443\r\n")
@@ -173,7 +173,7 @@ async def test_what_nobody_asked_for_is_no_answer_to_the_next(more: bytes) -> No
         await good_server(head, reader, writer)
         writer.write(more)
 
-    async with listening(talkative) as port, open_model(Llm(**QUICK), f"http://127.0.0.1:{port}/v1") as model:
+    async with listening(talkative) as port, open_model(LlmSettings(**QUICK), f"http://127.0.0.1:{port}/v1") as model:
         for _ in range(3):
             assert (await model.chat(ask())).text == "hello"
     assert len(connections) == 4  # none is used again
@@ -184,7 +184,7 @@ async def test_an_interim_answer_is_passed_over() -> None:
         writer.write(b"HTTP/1.1 103 Early Hints\r\nContent-Encoding: gzip\r\n\r\n")
         await good_server(head, reader, writer)
 
-    async with listening(slow) as port, open_model(Llm(**QUICK), f"http://127.0.0.1:{port}/v1") as model:
+    async with listening(slow) as port, open_model(LlmSettings(**QUICK), f"http://127.0.0.1:{port}/v1") as model:
         assert (await model.chat(ask())).text == "hello"
 
 
@@ -200,7 +200,7 @@ async def test_a_stream_that_said_done_and_stays_open_is_an_answer() -> None:
         writer.write(b"NE]\n\n")
         await reader.read()
 
-    async with listening(open_end) as port, open_model(Llm(**QUICK), f"http://127.0.0.1:{port}/v1") as model:
+    async with listening(open_end) as port, open_model(LlmSettings(**QUICK), f"http://127.0.0.1:{port}/v1") as model:
         assert (await model.chat(ask())).text == "hi"
 
 
@@ -216,7 +216,7 @@ async def test_a_trailer_without_end_is_ended() -> None:
             writer.write(b"x" * 10_000)
             await writer.drain()
 
-    async with listening(trailing) as port, open_model(Llm(**QUICK), f"http://127.0.0.1:{port}/v1") as model:
+    async with listening(trailing) as port, open_model(LlmSettings(**QUICK), f"http://127.0.0.1:{port}/v1") as model:
         with pytest.raises(ModelUnavailable, match="more than 65536 bytes"):
             await model.chat(ask())
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.errors import ConfigurationError, ModelUnavailable
 from moothall.model.reaching import reach
 from moothall.testing.model import scripted_model
@@ -47,8 +47,8 @@ async def answering(*statuses: int, headers: Mapping[str, str] | None = None, te
 async def test_a_server_that_answers_is_enough_said() -> None:
     told: list[str] = []
     async with scripted_model(silent, api_key="secret-key") as server:
-        await reach(Llm.model_validate({"api_key": "secret-key", "model": "scripted"}), server.base_url, told.append)
-        await reach(Llm(), server.base_url.replace("//", "//secret-key@"), told.append)
+        await reach(LlmSettings.model_validate({"api_key": "secret-key", "model": "scripted"}), server.base_url, told.append)
+        await reach(LlmSettings(), server.base_url.replace("//", "//secret-key@"), told.append)
         assert server.model_lists == 2
         assert server.requests == []
     assert told == []
@@ -68,23 +68,23 @@ async def test_each_mistake_of_the_operator_is_told_from_the_others() -> None:
             ({}, "localhost:8000", "not an http or https URL"),
         ):
             with pytest.raises(ConfigurationError, match=said):
-                await reach(Llm.model_validate(settings), url, pytest.fail)
+                await reach(LlmSettings.model_validate(settings), url, pytest.fail)
 
 
 async def test_a_redirection_is_not_followed_and_said() -> None:
     async with answering(307, headers={"Location": "http://elsewhere/v1/models"}) as url:
         with pytest.raises(ConfigurationError, match="redirects to http://elsewhere/v1/models; give the final address"):
-            await reach(Llm(), url, pytest.fail)
+            await reach(LlmSettings(), url, pytest.fail)
 
 
 async def test_a_server_that_keeps_no_list_is_taken_at_the_name_that_was_given() -> None:
     async with answering(404) as url:
-        await reach(Llm(model="mine"), url, pytest.fail)
+        await reach(LlmSettings(model="mine"), url, pytest.fail)
 
 
 async def test_one_that_counts_calls_is_there() -> None:
     async with answering(429) as url:
-        await reach(Llm(), url, pytest.fail)
+        await reach(LlmSettings(), url, pytest.fail)
 
 
 async def test_what_is_not_there_names_the_setting() -> None:
@@ -93,7 +93,7 @@ async def test_what_is_not_there_names_the_setting() -> None:
         ("http://no.such.name.invalid/v1", "no.such.name.invalid cannot be resolved.*MOOTHALL_LLM__BASE_URL"),
     ):
         with pytest.raises(ModelUnavailable, match=said):
-            await reach(Llm(), url, pytest.fail)
+            await reach(LlmSettings(), url, pytest.fail)
 
 
 async def test_one_that_speaks_something_else_is_said() -> None:
@@ -105,7 +105,7 @@ async def test_one_that_speaks_something_else_is_said() -> None:
     server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
     async with server:
         with pytest.raises(ModelUnavailable, match="does not answer as HTTP"):
-            await reach(Llm(), f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", pytest.fail)
+            await reach(LlmSettings(), f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", pytest.fail)
 
 
 async def test_silence_ends() -> None:
@@ -116,7 +116,7 @@ async def test_silence_ends() -> None:
     server = await asyncio.start_server(listen, "127.0.0.1", 0)
     async with server:
         with pytest.raises(ModelUnavailable, match="does not answer in time"):
-            await reach(Llm(idle_seconds=0.05), f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", pytest.fail)
+            await reach(LlmSettings(idle_seconds=0.05), f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", pytest.fail)
 
 
 async def test_one_that_still_starts_is_waited_for_only_where_that_is_wished() -> None:
@@ -124,9 +124,9 @@ async def test_one_that_still_starts_is_waited_for_only_where_that_is_wished() -
     listed = '{"data": [{"id": "m"}]}'
     async with answering(503, text=listed) as url:
         with pytest.raises(ModelUnavailable, match=r"503.*MOOTHALL_LLM__WAIT_SECONDS"):
-            await reach(Llm(), url, pytest.fail)
+            await reach(LlmSettings(), url, pytest.fail)
     async with answering(503, 200, text=listed) as url:
-        await reach(Llm(wait_seconds=60), url, told.append)
+        await reach(LlmSettings(wait_seconds=60), url, told.append)
     assert len(told) == 1
     assert told[0].startswith("waiting up to 60 s for the model server: ")
 
@@ -134,15 +134,15 @@ async def test_one_that_still_starts_is_waited_for_only_where_that_is_wished() -
 async def test_no_wait_mends_a_wrong_key() -> None:
     async with scripted_model(silent, api_key="right") as server:
         with pytest.raises(ConfigurationError, match="401"):
-            await reach(Llm(wait_seconds=600), server.base_url, pytest.fail)
+            await reach(LlmSettings(wait_seconds=600), server.base_url, pytest.fail)
 
 
 async def test_a_replica_stands_in_but_none_may_be_wrong() -> None:
     told: list[str] = []
     gone = f"http://127.0.0.1:{free_port()}/v1"
     async with scripted_model(silent) as server, scripted_model(silent, api_key="other") as locked:
-        await reach(Llm(replicas=(server.base_url,)), gone, told.append)
+        await reach(LlmSettings(replicas=(server.base_url,)), gone, told.append)
         assert len(told) == 1
         assert "nobody listens" in told[0]
         with pytest.raises(ConfigurationError, match="401"):
-            await reach(Llm(replicas=(locked.base_url,)), server.base_url, pytest.fail)
+            await reach(LlmSettings(replicas=(locked.base_url,)), server.base_url, pytest.fail)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Llm, Models
+from moothall.config import LlmSettings, Models
 from moothall.domain.chat import ReplySchema
 from moothall.errors import ModelUnavailable
 from moothall.model.client import OpenAIModel, open_model
@@ -19,7 +19,7 @@ from moothall.model.replicas import ReplicatedModel, open_models
 from moothall.testing.chat_contract import ask
 from moothall.testing.model import Answer, Fault, ScriptedModel, scripted_model
 
-QUICK = Llm(retries=0, retry_seconds=0.001)
+QUICK = LlmSettings(retries=0, retry_seconds=0.001)
 
 
 @asynccontextmanager
@@ -88,7 +88,10 @@ async def test_settings_name_the_replicas() -> None:
 async def test_another_model_stands_in_for_one_that_is_down_and_all_know_that_it_is() -> None:
     down = Fault("status", status=503)
     async with scripted_model(lambda _b, _h: down) as a, scripted_model(named("b")) as b:
-        said = {"warm": Llm(temperature=1, fallback=("other",)), "other": Llm(base_url=b.base_url, model="scripted")}
+        said = {
+            "warm": LlmSettings(temperature=1, fallback=("other",)),
+            "other": LlmSettings(base_url=b.base_url, model="scripted"),
+        }
         models = Models.of(QUICK.model_copy(update={"fallback": ("other",), "base_url": a.base_url}), said)
         async with open_models(models, a.base_url) as opened:
             assert (await opened["default"].chat(ask())).text == "b"
@@ -123,7 +126,8 @@ async def test_one_that_stands_in_and_knows_no_schemas_is_sent_none() -> None:
     down = Fault("status", status=503)
     async with scripted_model(lambda _b, _h: down) as a, scripted_model(named("b"), schemas=False) as b:
         models = Models.of(
-            QUICK.model_copy(update={"fallback": ("other",), "reply": "json"}), {"other": Llm(base_url=b.base_url, reply="auto")}
+            QUICK.model_copy(update={"fallback": ("other",), "reply": "json"}),
+            {"other": LlmSettings(base_url=b.base_url, reply="auto")},
         )
         async with open_models(models, a.base_url) as opened:
             request = replace(ask(), schema=ReplySchema("turn", {"type": "object"}))

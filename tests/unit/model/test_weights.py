@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.errors import ConfigurationError
 from moothall.model.sources import Weights
 from moothall.model.weights import QWEN, fetch_weights, local_weights
@@ -27,8 +27,8 @@ def known(url: str = DOWN, parts: tuple[str, ...] = (), content: bytes = CONTENT
     return Weights("model.gguf", len(content), hashlib.sha256(content).hexdigest(), url, parts, len(content))
 
 
-def llm(folder: Path) -> Llm:
-    return Llm(models_dir=folder / "models")
+def llm(folder: Path) -> LlmSettings:
+    return LlmSettings(models_dir=folder / "models")
 
 
 def quiet(_done: int, _total: int) -> None:
@@ -168,16 +168,16 @@ async def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 async def test_ones_own_file_comes_first(tmp_path: Path) -> None:
     own = tmp_path / "own.gguf"
     own.write_bytes(CONTENT)
-    assert await fetch_weights(Llm(model_path=own), tmp_path, quiet, known()) == own
+    assert await fetch_weights(LlmSettings(model_path=own), tmp_path, quiet, known()) == own
 
 
 def test_ones_own_file_must_be_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"MODEL_PATH .*gone.gguf"):
-        local_weights(Llm(model_path=tmp_path / "gone.gguf"), tmp_path)
+        local_weights(LlmSettings(model_path=tmp_path / "gone.gguf"), tmp_path)
     page = tmp_path / "page.gguf"
     page.write_text("<html>")
     with pytest.raises(ConfigurationError, match="not a GGUF file"):
-        local_weights(Llm(model_path=page), tmp_path)
+        local_weights(LlmSettings(model_path=page), tmp_path)
 
 
 def test_the_known_weights_are_complete() -> None:
@@ -201,5 +201,5 @@ async def test_data_directories_share_what_was_fetched_and_use_what_they_have(tm
 async def test_without_a_place_to_share_the_data_directory_keeps_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     async with serving(Hub(CONTENT)) as url:
-        found = await fetch_weights(Llm(models_dir=tmp_path / "file" / "below"), tmp_path, quiet, known(url))
+        found = await fetch_weights(LlmSettings(models_dir=tmp_path / "file" / "below"), tmp_path, quiet, known(url))
     assert found == tmp_path / "models" / "model.gguf"

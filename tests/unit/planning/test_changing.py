@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.plan import Plan
@@ -38,7 +38,7 @@ async def house() -> House:
 
 
 async def change(house: House, seen: Plan, *outlines: Outline, who: Principal = LOCAL) -> Card:
-    return await Planner(house.bus, Limits()).change(house.story_id, seen.plan_id, outlines, who)
+    return await Planner(house.bus, LimitSettings()).change(house.story_id, seen.plan_id, outlines, who)
 
 
 async def test_what_is_built_is_what_the_product_owner_left(house: House) -> None:
@@ -113,7 +113,7 @@ async def test_what_is_no_plan_changes_nothing(house: House, outlines: tuple[Out
 
 async def test_the_decision_on_a_changed_plan_is_about_the_architects_that_divided_it(house: House) -> None:
     seen = changeable(await house.card())
-    planner = Planner(house.bus, Limits())
+    planner = Planner(house.bus, LimitSettings())
     await planner.record_plan(await house.card(), replace(seen, plan_id="plan-a", by="architects"), LOCAL)
     once = changeable(await change(house, changeable(await house.card()), FIRST, SECOND))
     twice = changeable(await change(house, once, SECOND.model_copy(update={"after": ()}), FIRST))

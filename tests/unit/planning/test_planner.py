@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
@@ -52,13 +52,13 @@ async def desk() -> MemoryDesk:
 
 @pytest.fixture
 def planner(bus: MemoryBus) -> Planner:
-    return Planner(bus, Limits())
+    return Planner(bus, LimitSettings())
 
 
 @asynccontextmanager
 async def running(bus: MemoryBus, desk: MemoryDesk, planner: Planner) -> AsyncIterator[Work]:
     async with asyncio.TaskGroup() as group:
-        work = Work(bus, desk, Limits(), planner, Lands())
+        work = Work(bus, desk, LimitSettings(), planner, Lands())
         task = group.create_task(work.run())
         try:
             yield work
@@ -109,7 +109,7 @@ async def test_a_story_that_moved_to_planning_is_done_in_order(bus: MemoryBus, d
 async def test_the_same_event_again_changes_nothing(bus: MemoryBus, desk: MemoryDesk, planner: Planner) -> None:
     first = await planner.process(MOVED, LOCAL)
     assert await planner.process(MOVED, LOCAL) == first
-    assert await Planner(bus, Limits()).process(replace(MOVED, timestamp_ms=7), LOCAL) == first
+    assert await Planner(bus, LimitSettings()).process(replace(MOVED, timestamp_ms=7), LOCAL) == first
     assert len(await events(bus, EventType.PLAN_DERIVED)) == 1
 
 
@@ -141,11 +141,11 @@ async def test_what_went_wrong_with_a_task_is_kept_with_the_end_of_its_plan(
 
 
 async def test_a_planner_that_starts_again_goes_on_where_the_log_is(bus: MemoryBus, desk: MemoryDesk) -> None:
-    async with running(bus, desk, first := Planner(bus, Limits())):
+    async with running(bus, desk, first := Planner(bus, LimitSettings())):
         design, code, tests = (await first.process(MOVED, LOCAL)).task_ids
         await until(lambda: desk.known() == [design])
     await desk.decide(won(design, "architect"))  # while nobody looks
-    async with running(bus, desk, Planner(bus, Limits())):
+    async with running(bus, desk, Planner(bus, LimitSettings())):
         await until(lambda: desk.known() == [design, code])
         await desk.decide(won(code, "dev"))
         await until(lambda: tests in desk.known())
@@ -154,7 +154,7 @@ async def test_a_planner_that_starts_again_goes_on_where_the_log_is(bus: MemoryB
             while not await events(bus, EventType.PLAN_FINISHED):
                 await asyncio.sleep(0.01)
     fresh = MemoryDesk()
-    async with running(bus, fresh, Planner(bus, Limits())) as third:
+    async with running(bus, fresh, Planner(bus, LimitSettings())) as third:
         await until(lambda: third._begun)
         await asyncio.sleep(0.05)
         assert fresh.known() == []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from moothall.config import Guard, Settings
+from moothall.config import GuardSettings, Settings
 from moothall.domain.tool import ToolStatus
 from moothall.errors import ConfigurationError
 from moothall.guard.policy import Mode, Policy
@@ -109,7 +109,7 @@ async def test_a_server_that_is_gone_blocks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mode", "ran", "asked"), [("enforce", False, 1), ("dry-run", True, 1), ("off", True, 0)])
 async def test_one_denied_call_in_each_mode(api: Api, tmp_path: Path, mode: Mode, ran: bool, asked: int) -> None:  # noqa: FBT001 - a column of the table
-    settings = Settings(data_dir=tmp_path, guard=Guard(policy=mode, policy_url=api.url))
+    settings = Settings(data_dir=tmp_path, guard=GuardSettings(policy=mode, policy_url=api.url))
     async with open_policy(settings.guard) as policy, open_house(tmp_path, policy=policy) as house:
         before = api.asked
         result = await house.gate.call(house.seat(), tool_call(path="secret/a"))
@@ -131,7 +131,7 @@ async def test_answers_of_a_server_stand_for_their_time(api: Api, tmp_path: Path
 async def test_a_server_that_cannot_be_asked_stops_the_start(api: Api, tmp_path: Path) -> None:
     api.answer = says("{}", 404)
     for url, words in ((api.url, "answered 404"), ("http://127.0.0.1:1", "cannot be asked"), ("http://[", "cannot be asked")):
-        settings = Settings(data_dir=tmp_path, guard=Guard(policy_url=url, policy_seconds=5))
+        settings = Settings(data_dir=tmp_path, guard=GuardSettings(policy_url=url, policy_seconds=5))
         with pytest.raises(ConfigurationError, match=words):
             async with open_policy(settings.guard):
                 pass

@@ -3,7 +3,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from moothall.config import Settings, Workspace
+from moothall.config import Settings, WorkspaceSettings
 from moothall.domain.repository import Base, Profile
 from moothall.repositories.checkout import check_out
 from moothall.repositories.clone import TrustedClone
@@ -27,7 +27,7 @@ async def test_lfs_files_that_the_source_has_are_whole_and_the_others_are_counte
         store = repo.path / ".git/lfs/objects" / name[:2] / name[2:4]
         store.mkdir(parents=True)
         (store / name).write_bytes(content)
-    clone = TrustedClone(tmp_path / "repos" / "r.git", Workspace())
+    clone = TrustedClone(tmp_path / "repos" / "r.git", WorkspaceSettings())
     base = Base("r", await clone.fetch(str(repo.path), "HEAD"), Profile(), origin=str(repo.path))
     told: list[str] = []
     await check_out(clone, base, tmp_path / "out", Settings(data_dir=tmp_path / "data"), told.append)

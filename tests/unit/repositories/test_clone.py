@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Workspace
+from moothall.config import WorkspaceSettings
 from moothall.errors import NotFound, PatchRefused, RepositoryError
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.objects import Change
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
 
-SETTINGS = Workspace()
+SETTINGS = WorkspaceSettings()
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ async def test_a_link_and_a_folder_of_one_name_are_refused(clone: TrustedClone, 
 
 
 async def test_too_large_a_repository_is_refused(sample: Repo, tmp_path: Path) -> None:
-    small = TrustedClone(tmp_path / "repos" / "small.git", Workspace(max_repository_bytes=1_000_000))
+    small = TrustedClone(tmp_path / "repos" / "small.git", WorkspaceSettings(max_repository_bytes=1_000_000))
     sha = sample.commit({"big": b"\0" * 2_000_000})
     await small.fetch(str(sample.path), sha)
     with pytest.raises(RepositoryError, match="at most 1000000"):
@@ -183,7 +183,7 @@ async def test_too_large_a_repository_is_refused(sample: Repo, tmp_path: Path) -
 
 
 async def test_a_large_file_of_the_base_is_streamed_out(sample: Repo, tmp_path: Path) -> None:
-    clone = TrustedClone(tmp_path / "repos" / "c.git", Workspace(max_file_bytes=1024))
+    clone = TrustedClone(tmp_path / "repos" / "c.git", WorkspaceSettings(max_file_bytes=1024))
     sha = await fetched(clone, sample, sample.commit({"big": b"0123456789abcdef" * 200_000}))
     await clone.checkout(sha, tmp_path / "out")
     assert (tmp_path / "out" / "big").stat().st_size == 3_200_000

@@ -13,7 +13,7 @@ import pytest
 
 from moothall.aio import beside
 from moothall.bus.registry import literal
-from moothall.config import Workspace
+from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.domain.topic import Channel, Topic
@@ -73,9 +73,9 @@ class World:
 @asynccontextmanager
 async def world(tmp_path: Path, repo: Repo | None = None, soon: float = 5.0, **limits: int) -> AsyncIterator[World]:
     repo = repo or make_repo(tmp_path / "origin", SAMPLE)
-    settings = Workspace(**limits)
+    settings = WorkspaceSettings(**limits)
     wire = Wire()
-    house = TrustedRepositories(tmp_path / "house", Workspace(), refuse)
+    house = TrustedRepositories(tmp_path / "house", WorkspaceSettings(), refuse)
     host = FarRepositories(tmp_path / "host", settings, refuse)
     async with AsyncExitStack() as stack:
         lending, borrowing = [

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Workspace
+from moothall.config import WorkspaceSettings
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.history import write_history
@@ -13,7 +13,7 @@ from support.repos import Repo, make_repo
 
 async def written(tmp_path: Path, repo: Repo) -> tuple[Repo, str]:
     """Write the history of HEAD over a checkout, as set-up sees them."""
-    clone = TrustedClone(tmp_path / "repos" / "r.git", Workspace())
+    clone = TrustedClone(tmp_path / "repos" / "r.git", WorkspaceSettings())
     sha = await clone.fetch(str(repo.path), "HEAD", tags=True)
     tree = tmp_path / "tree"
     await clone.checkout(sha, tree)

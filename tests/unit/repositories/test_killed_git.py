@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Workspace
+from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import WorkspaceFailed
@@ -91,7 +91,7 @@ async def test_every_command_may_be_killed_once_and_the_same_is_delivered(
 
 
 async def delivered(data: Path, sample: Repo, branch: str) -> str:
-    trusted = TrustedRepositories(data, Workspace(), Unprepared().prepare, roots=(sample.path,))
+    trusted = TrustedRepositories(data, WorkspaceSettings(), Unprepared().prepare, roots=(sample.path,))
     entry = await trusted.register(str(sample.path))
     base = await trusted.resolve(RepositoryRef(id=entry.id))
     clone = trusted.clone(entry.id)

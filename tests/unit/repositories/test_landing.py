@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Workspace
+from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest
@@ -32,7 +32,7 @@ def repo(tmp_path: Path) -> Repo:
 
 @pytest.fixture
 def trusted(tmp_path: Path) -> TrustedRepositories:
-    return TrustedRepositories(tmp_path / "data", Workspace(), prepare)
+    return TrustedRepositories(tmp_path / "data", WorkspaceSettings(), prepare)
 
 
 async def registered(trusted: TrustedRepositories, repo: Repo, policy: Approval, base: str = "") -> RepositoryRef:

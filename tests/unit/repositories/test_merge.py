@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Workspace
+from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import MergeConflict
@@ -26,7 +26,7 @@ def repo(tmp_path: Path) -> Repo:
 
 @pytest.fixture
 def trusted(tmp_path: Path, repo: Repo) -> TrustedRepositories:
-    return TrustedRepositories(tmp_path / "data", Workspace(), prepare, roots=(repo.path,))
+    return TrustedRepositories(tmp_path / "data", WorkspaceSettings(), prepare, roots=(repo.path,))
 
 
 async def pinned(trusted: TrustedRepositories, repo: Repo, ref: str = "") -> Base:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Workspace
+from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Profile
 from moothall.errors import RepositoryError
 from moothall.repositories.clone import TrustedClone
@@ -22,7 +22,7 @@ def profile_of(files: dict[str, str], registered: Commands | None = None) -> Pro
 
 async def test_the_sample_is_python_with_pytest(tmp_path: Path) -> None:
     repo = make_sample(tmp_path / "s")
-    clone = TrustedClone(tmp_path / "repos" / "s.git", Workspace())
+    clone = TrustedClone(tmp_path / "repos" / "s.git", WorkspaceSettings())
     profile = await read_profile(clone, await clone.fetch(str(repo.path), "HEAD"))
     assert profile.setup == ((*PIP, "pytest"),)
     assert profile.checks == {"tests": ("python", "-m", "pytest")}

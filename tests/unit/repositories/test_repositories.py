@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from moothall.config import Workspace
+from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, PatchRefused, Refused, RepositoryError
@@ -17,7 +17,7 @@ from moothall.repositories.objects import Change
 from moothall.repositories.trusted import TrustedRepositories
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
 
-SETTINGS = Workspace()
+SETTINGS = WorkspaceSettings()
 
 
 class FileLister:
@@ -39,7 +39,7 @@ def sample(place: Path) -> Repo:
     return make_sample(place / "my sample")
 
 
-def repositories(tmp_path: Path, *roots: Path, settings: Workspace = SETTINGS, **secrets: str) -> TrustedRepositories:
+def repositories(tmp_path: Path, *roots: Path, settings: WorkspaceSettings = SETTINGS, **secrets: str) -> TrustedRepositories:
     return TrustedRepositories(tmp_path / "data", settings, FileLister().prepare, roots=roots, secrets=secrets)
 
 
@@ -212,7 +212,7 @@ async def test_a_path_outside_the_roots_is_refused_unseen(tmp_path: Path, place:
     sibling = make_sample(place.parent / "allowed-too")
     with pytest.raises(Refused):
         await trusted.resolve(RepositoryRef(url=str(sibling.path)))
-    no_file = repositories(tmp_path, place, settings=Workspace(allowed_schemes=("https",)))
+    no_file = repositories(tmp_path, place, settings=WorkspaceSettings(allowed_schemes=("https",)))
     with pytest.raises(Refused, match="'file'"):
         await no_file.resolve(RepositoryRef(url=f"file://{sample.path}"))
 
@@ -252,7 +252,7 @@ async def test_a_pinned_commit_needs_neither_root_nor_source(tmp_path: Path, tru
 
 
 async def test_too_large_a_repository_is_said_at_once(tmp_path: Path, place: Path, sample: Repo) -> None:
-    small = repositories(tmp_path, place, settings=Workspace(max_repository_bytes=1_000_000))
+    small = repositories(tmp_path, place, settings=WorkspaceSettings(max_repository_bytes=1_000_000))
     sample.commit({"big": b"\0" * 1_000_001})
     with pytest.raises(RepositoryError, match="at most 1000000"):
         await small.resolve(RepositoryRef(url=str(sample.path)))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Workspace
+from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.repositories.checkout import check_out
@@ -21,7 +21,7 @@ class Nobody:
 
 
 def repositories(tmp_path: Path, **settings: object) -> TrustedRepositories:
-    return TrustedRepositories(tmp_path / "data", Workspace.model_validate(settings), Nobody().prepare, roots=[tmp_path])
+    return TrustedRepositories(tmp_path / "data", WorkspaceSettings.model_validate(settings), Nobody().prepare, roots=[tmp_path])
 
 
 def with_submodule(tmp_path: Path) -> Repo:

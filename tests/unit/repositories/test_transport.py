@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Workspace
+from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, MoothallError, Refused, RepositoryError
@@ -27,7 +27,7 @@ class Nobody:
 
 
 def repositories(tmp_path: Path, *allowed: str, **settings: object) -> TrustedRepositories:
-    workspace = Workspace.model_validate({"allowed_schemes": SCHEMES, **settings})
+    workspace = WorkspaceSettings.model_validate({"allowed_schemes": SCHEMES, **settings})
     return TrustedRepositories(tmp_path / "data", workspace, Nobody().prepare, pin=Destinations.read(allowed, only=False).pin)
 
 

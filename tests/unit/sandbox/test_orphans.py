@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from moothall.config import Sandbox
+from moothall.config import SandboxSettings
 from moothall.disk import try_lock
 from moothall.sandbox import orphans
 from moothall.sandbox.spawn import sandboxed, spawn
@@ -27,7 +27,7 @@ TIMES = range(0, 80, 8)  # milliseconds from the start: launcher, bubblewrap's o
 
 
 def spec(name: str) -> SandboxSpec:
-    return SandboxSpec(name=name, argv=("/bin/sleep", "600"), limits=Sandbox(), ro=interpreter_binds())
+    return SandboxSpec(name=name, argv=("/bin/sleep", "600"), limits=SandboxSettings(), ro=interpreter_binds())
 
 
 def titled(prefix: str) -> list[int]:
@@ -98,10 +98,10 @@ HOST = """
 import asyncio, sys
 from pathlib import Path
 from moothall.config import Settings
-from moothall.workspace.pool import Pool
+from moothall.workspace.pool import BoxPool
 
 async def main():
-    async with Pool(Settings(data_dir=Path(sys.argv[1]))):
+    async with BoxPool(Settings(data_dir=Path(sys.argv[1]))):
         print("ready", flush=True)
         await asyncio.sleep(600)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Sandbox
+from moothall.config import SandboxSettings
 from moothall.errors import SandboxUnavailable
 from moothall.sandbox.probe import LAYERS, Layer, probe, require
 
@@ -13,7 +13,7 @@ GONE = Layer("landlock", ok=False, detail="the kernel has none", mend="use anoth
 
 
 async def test_every_wall_holds_here(tmp_path: Path) -> None:
-    layers = await probe(Sandbox(), tmp_path)
+    layers = await probe(SandboxSettings(), tmp_path)
     assert [layer.name for layer in layers] == [name for name, _ in LAYERS]
     assert [layer for layer in layers if not layer.ok] == []
     assert list(tmp_path.iterdir()) == []
@@ -21,7 +21,7 @@ async def test_every_wall_holds_here(tmp_path: Path) -> None:
 
 async def test_without_bubblewrap_the_layer_and_its_mend_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    layers = await probe(Sandbox(), tmp_path)
+    layers = await probe(SandboxSettings(), tmp_path)
     assert not any(layer.ok for layer in layers)
     with pytest.raises(SandboxUnavailable, match=r"'bubblewrap' is missing: .*not found on PATH; .*apt-get install bubblewrap"):
         require(layers, ["bubblewrap"])

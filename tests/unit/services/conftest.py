@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Agents
+from moothall.config import AgentSettings
 from moothall.testing.bus import MemoryBus
 from support.agents import Agent, serving_agents
 from support.callers import Client, Serving, doors_of, serving
@@ -45,11 +45,11 @@ async def web(behind: Visiting) -> AsyncIterator[Web]:
 
 
 @pytest.fixture
-def settings() -> Agents:
-    return Agents(calls_a_second=1000)
+def settings() -> AgentSettings:
+    return AgentSettings(calls_a_second=1000)
 
 
 @pytest.fixture
-async def agent(tmp_path: Path, desk: MemoryDesk, settings: Agents) -> AsyncIterator[Agent]:
+async def agent(tmp_path: Path, desk: MemoryDesk, settings: AgentSettings) -> AsyncIterator[Agent]:
     async with serving_agents(tmp_path, desk, settings) as found:
         yield found

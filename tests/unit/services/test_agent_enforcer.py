@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from moothall.agents.enforcer import CircuitOpen, RollingBreaker
-from moothall.config import Agents
+from moothall.config import AgentSettings
 from moothall.errors import Temporary
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.common import common_pb2 as common
@@ -30,8 +30,8 @@ async def test_a_query_that_takes_too_long_is_ended(agent: Agent) -> None:
 
 class TestTight:
     @pytest.fixture
-    def settings(self) -> Agents:
-        return Agents(calls_a_second=0.001, tokens=100)  # one, and the next in a quarter of an hour
+    def settings(self) -> AgentSettings:
+        return AgentSettings(calls_a_second=0.001, tokens=100)  # one, and the next in a quarter of an hour
 
     async def test_a_long_query_is_refused_on_unary_and_stream(self, agent: Agent) -> None:
         for call in (agent.ExecuteTask(asked("why " * 200)), agent.StreamExecuteTask(asked("why " * 200)).read()):
@@ -49,8 +49,8 @@ class TestTight:
 
 class TestFragile:
     @pytest.fixture
-    def settings(self) -> Agents:
-        return Agents(calls_a_second=1000, breaker_calls=3, breaker_seconds=600)
+    def settings(self) -> AgentSettings:
+        return AgentSettings(calls_a_second=1000, breaker_calls=3, breaker_seconds=600)
 
     async def test_after_many_failures_nothing_is_asked_for_a_while(self, agent: Agent) -> None:
         agent.desk.failure = Temporary("the bus is away")
@@ -71,7 +71,7 @@ class Clock:
 
 def test_the_breaker_opens_at_half_of_the_last_twenty_and_recovers_through_one_call() -> None:
     clock = Clock()
-    breaker = RollingBreaker(Agents(), clock)
+    breaker = RollingBreaker(AgentSettings(), clock)
 
     def call(*, failed: bool | None) -> bool:
         try:

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 from google.protobuf import json_format
 
-from moothall.config import Agents
+from moothall.config import AgentSettings
 from moothall.domain.overview import Condition
 from moothall.errors import Temporary
 from moothall.pb.shannon.agent import agent_pb2 as pb
@@ -202,7 +202,7 @@ async def _full() -> tuple[Condition, str]:
 async def test_what_is_stopped_is_unhealthy_and_what_is_slow_degraded(
     desk: MemoryDesk, tmp_path: Path, probe: Probe, said: str, *, healthy: bool
 ) -> None:
-    async with serving_agents(tmp_path, desk, Agents(), {"bus": probe}) as house:
+    async with serving_agents(tmp_path, desk, AgentSettings(), {"bus": probe}) as house:
         health = await house.HealthCheck(pb.HealthCheckRequest())
     assert health.healthy is healthy
     assert health.message.startswith(said)

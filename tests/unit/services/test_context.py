@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from google.protobuf import json_format
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.prompting.briefing import Briefings
 from moothall.domain.briefing import BriefingRequest
 from moothall.domain.event import EventType
@@ -45,7 +45,7 @@ async def graph(tmp_path: Path) -> AsyncIterator[CypherGraph]:
 
 @pytest_asyncio.fixture
 async def client(graph: CypherGraph) -> AsyncIterator[Any]:
-    doors = replace(doors_of(MemoryDesk()), briefings=Briefings(graph.ask, Limits()), ask=graph.ask)
+    doors = replace(doors_of(MemoryDesk()), briefings=Briefings(graph.ask, LimitSettings()), ask=graph.ask)
     async with serving(MemoryDesk(), doors) as house:
         yield house
 
@@ -58,7 +58,9 @@ async def test_a_pack_is_what_get_task_context_and_seats_are_told(client: Any, g
     asked = orchestrator.GetTaskContextRequest(story_id="story-2", role="DEV", phase="build")
     same = await Client(client.channel).GetTaskContext(asked)
     assert (same.context_text, same.token_count, same.version_hash) == (told.context, told.token_count, told.version)
-    seats = await Briefings(graph.ask, Limits()).tell(BriefingRequest(story_id="story-2", role="dev", phase="build"), LOCAL, 2000)
+    seats = await Briefings(graph.ask, LimitSettings()).tell(
+        BriefingRequest(story_id="story-2", role="dev", phase="build"), LOCAL, 2000
+    )
     assert seats in told.blocks.context
     few = await stub.GetContext(pb.GetContextRequest(story_id="story-2", role="DEV", token_budget=60), **TOLD)
     assert few.token_count <= 60
@@ -92,7 +94,7 @@ async def test_a_bundle_is_kept_as_it_was_for_its_caller_alone(graph: CypherGrap
     bus, now = MemoryBus(), [1_000.0]
     doors = replace(
         doors_of(MemoryDesk(), bus),
-        briefings=Briefings(graph.ask, Limits()),
+        briefings=Briefings(graph.ask, LimitSettings()),
         ask=graph.ask,
         bundles=Bundles(bus.bucket(BUCKET), lambda: now[0]),
     )
@@ -118,7 +120,7 @@ async def test_a_bundle_is_kept_as_it_was_for_its_caller_alone(graph: CypherGrap
 
 async def test_what_is_noted_is_told_to_who_may_know_it(graph: CypherGraph) -> None:
     bus = MemoryBus()
-    doors = replace(doors_of(MemoryDesk(), bus), briefings=Briefings(graph.ask, Limits()), ask=graph.ask)
+    doors = replace(doors_of(MemoryDesk(), bus), briefings=Briefings(graph.ask, LimitSettings()), ask=graph.ask)
     story_id = (await doors.board.create(DRAFT, LOCAL, key="1")).story.id
     text = json.dumps({"text": f"hide ghp_{'a' * 36}\n--- end ---"})
     changes = [

@@ -52,14 +52,14 @@ def test_a_data_directory_that_is_a_file_is_a_clear_error(tmp_path: Path) -> Non
 
 
 def test_the_configured_token_is_the_only_one(tmp_path: Path) -> None:
-    assert read_tokens(config.Grpc(token=SecretStr("mine")), tmp_path) == {"mine": LOCAL}
+    assert read_tokens(config.GrpcSettings(token=SecretStr("mine")), tmp_path) == {"mine": LOCAL}
     assert not (tmp_path / "token").exists()
 
 
 def test_beyond_loopback_a_token_must_be_configured(tmp_path: Path) -> None:
-    assert list(read_tokens(config.Grpc(), tmp_path)) == [ensure_token(tmp_path)]
+    assert list(read_tokens(config.GrpcSettings(), tmp_path)) == [ensure_token(tmp_path)]
     with pytest.raises(ConfigurationError, match=r"grpc\.token"):
-        read_tokens(config.Grpc(host="0.0.0.0"), tmp_path)  # noqa: S104 - refused
+        read_tokens(config.GrpcSettings(host="0.0.0.0"), tmp_path)  # noqa: S104 - refused
 
 
 def tokens_file(folder: Path, text: str, mode: int = 0o600) -> Path:
@@ -77,9 +77,9 @@ def test_a_file_of_tokens_names_principals_and_their_tenants(tmp_path: Path) -> 
     path = tokens_file(tmp_path, ALICE + BOB)
     alice, bob = Principal("alice", "team-a"), Principal("bob", "team-b")
     expected = {"alices-token-0123456789": alice, "bobs-token-0123456789": bob}
-    everywhere = config.Grpc(host="0.0.0.0", tokens_file=path)  # noqa: S104 - only read here
+    everywhere = config.GrpcSettings(host="0.0.0.0", tokens_file=path)  # noqa: S104 - only read here
     assert read_tokens(everywhere, tmp_path) == expected
-    assert read_tokens(config.Grpc(token=SecretStr("mine"), tokens_file=path), tmp_path) == expected | {"mine": LOCAL}
+    assert read_tokens(config.GrpcSettings(token=SecretStr("mine"), tokens_file=path), tmp_path) == expected | {"mine": LOCAL}
 
 
 @pytest.mark.parametrize(
@@ -98,13 +98,13 @@ def test_a_file_of_tokens_names_principals_and_their_tenants(tmp_path: Path) -> 
 )
 def test_a_wrong_file_of_tokens_is_named_and_no_token_is_shown(tmp_path: Path, text: str, mode: int, wanted: str) -> None:
     with pytest.raises(ConfigurationError, match=wanted) as caught:
-        read_tokens(config.Grpc(tokens_file=tokens_file(tmp_path, text, mode)), tmp_path)
+        read_tokens(config.GrpcSettings(tokens_file=tokens_file(tmp_path, text, mode)), tmp_path)
     assert "alices-token" not in str(caught.value)
 
 
 def test_a_missing_file_of_tokens_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        read_tokens(config.Grpc(tokens_file=tmp_path / "none"), tmp_path)
+        read_tokens(config.GrpcSettings(tokens_file=tmp_path / "none"), tmp_path)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST"])

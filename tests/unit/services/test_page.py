@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from moothall import config
-from moothall.config import Web
+from moothall.config import WebSettings
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.plan import Story
@@ -42,7 +42,7 @@ async def browser() -> AsyncIterator[Browser]:
     doors = replace(doors_of(desk), board=Board(MemoryBus()))
     jar = aiohttp.CookieJar(unsafe=True)  # of an address without a name
     async with (
-        http_server(config.Web(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served,
+        http_server(config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served,
         aiohttp.ClientSession(cookie_jar=jar) as http,
     ):
         yield Browser(http, f"http://127.0.0.1:{served.port}", doors)
@@ -96,7 +96,7 @@ async def test_a_link_used_twice_is_refused() -> None:
     from moothall.domain.identity import LOCAL
 
     local = dict.fromkeys(local, LOCAL)
-    async with http_server(config.Web(port=0, grace_seconds=0.2), doors, local, configured=False) as served:
+    async with http_server(config.WebSettings(port=0, grace_seconds=0.2), doors, local, configured=False) as served:
         for status in (303, 403):
             async with aiohttp.ClientSession() as http, http.get(served.link, allow_redirects=False) as answer:
                 assert answer.status == status
@@ -325,7 +325,7 @@ async def test_a_process_without_the_page_gives_no_link_to_it() -> None:
     for served, given in ((frozenset({"api"}), False), (frozenset({"page"}), True)):
         doors = replace(doors_of(MemoryDesk()), served=served)
         async with (
-            http_server(Web(port=0), doors, {TOKEN: LOCAL}, configured=False) as door,
+            http_server(WebSettings(port=0), doors, {TOKEN: LOCAL}, configured=False) as door,
             aiohttp.ClientSession(f"http://127.0.0.1:{door.port}", headers={"Authorization": f"Bearer {TOKEN}"}) as session,
             session.post("/api/v1/sign-in-links") as answer,
         ):

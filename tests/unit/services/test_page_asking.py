@@ -48,10 +48,10 @@ class Asked:
 @pytest.fixture
 async def house() -> AsyncIterator[Asked]:
     bus = MemoryBus()
-    desk = Desk(bus, Remembering(), Defaults(config.Limits()))
+    desk = Desk(bus, Remembering(), Defaults(config.LimitSettings()))
     doors = replace(doors_of(MemoryDesk(), bus), desk=desk, tasks=Overview(bus, tuple[DeliberationState, ...]))
     async with (
-        http_server(config.Web(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served,
+        http_server(config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
         browser = Browser(http, f"http://127.0.0.1:{served.port}", doors)

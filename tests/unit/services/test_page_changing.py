@@ -45,7 +45,7 @@ async def story() -> AsyncIterator[Story]:
     bus = MemoryBus()
     doors = doors_of(MemoryDesk(), bus)
     async with (
-        http_server(config.Web(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served,
+        http_server(config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
         browser = Browser(http, f"http://127.0.0.1:{served.port}", doors)

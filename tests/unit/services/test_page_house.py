@@ -43,7 +43,7 @@ async def browser(bus: MemoryBus) -> AsyncIterator[Browser]:
     checkup = Checkup({"bus": Probe(_well), "graph": Probe(_down, needed=False)})
     doors = replace(doors_of(MemoryDesk(), bus), checkup=checkup)
     async with (
-        http_server(config.Web(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served,
+        http_server(config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
         yield Browser(http, f"http://127.0.0.1:{served.port}", doors)

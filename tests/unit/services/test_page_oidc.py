@@ -35,14 +35,14 @@ ROLES = {"product": ("po", "architect"), "house": ("operator",), "guests": ("rea
 Serve = Callable[..., Any]
 
 
-def settings(issuer: str, **more: Any) -> config.Oidc:
-    return config.Oidc(**({"issuer": issuer, "client_id": CLIENT, "client_secret": SECRET, "roles": ROLES} | more))
+def settings(issuer: str, **more: Any) -> config.OidcSettings:
+    return config.OidcSettings(**({"issuer": issuer, "client_id": CLIENT, "client_secret": SECRET, "roles": ROLES} | more))
 
 
 @asynccontextmanager
-async def at_door(asked: config.Oidc, **web: Any) -> AsyncIterator[Browser]:
+async def at_door(asked: config.OidcSettings, **web: Any) -> AsyncIterator[Browser]:
     doors = replace(doors_of(MemoryDesk()), board=Board(MemoryBus()), stopping=asyncio.Event())
-    opened = config.Web(**({"port": 0, "grace_seconds": 0.2} | web))
+    opened = config.WebSettings(**({"port": 0, "grace_seconds": 0.2} | web))
     async with (
         http_server(opened, doors, TOKENS, configured=True, provider=Client(asked)) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
@@ -216,7 +216,7 @@ async def test_a_new_key_is_looked_for_and_one_of_another_kind_serves(there: Pro
     client = Client(settings(there.issuer), lambda: now[0])
     doors = replace(doors_of(MemoryDesk()), board=Board(MemoryBus()))
     async with (
-        http_server(config.Web(port=0, grace_seconds=0.2), doors, TOKENS, configured=True, provider=client) as served,
+        http_server(config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True, provider=client) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
         browser = Browser(http, f"http://127.0.0.1:{served.port}", doors)
@@ -313,12 +313,12 @@ def test_settings_that_are_half_there_are_told() -> None:
         ({"url": "https://a.example/path"}, "url"),
     ):
         with pytest.raises(ValidationError, match=said):
-            config.Oidc(**given)
+            config.OidcSettings(**given)
 
 
 async def test_a_page_that_others_reach_has_to_say_where_it_is(there: Provider, tmp_path: Any) -> None:
     from moothall.services.rest.server import _check_provider
 
     with pytest.raises(ConfigurationError, match=r"set oidc\.url"):
-        await _check_provider(Client(settings(there.issuer)), config.Web(host="0.0.0.0"))  # noqa: S104 - not bound
-    await _check_provider(Client(settings(there.issuer, url="https://a.example")), config.Web(host="0.0.0.0"))  # noqa: S104 - not bound
+        await _check_provider(Client(settings(there.issuer)), config.WebSettings(host="0.0.0.0"))  # noqa: S104 - not bound
+    await _check_provider(Client(settings(there.issuer, url="https://a.example")), config.WebSettings(host="0.0.0.0"))  # noqa: S104 - not bound

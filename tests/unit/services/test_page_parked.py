@@ -57,7 +57,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         assert behind.parking is not None
         doors = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
         async with (
-            http_server(config.Web(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served,
+            http_server(config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served,
             aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
         ):
             yield House(Browser(http, f"http://127.0.0.1:{served.port}", doors), bus, behind.parking)

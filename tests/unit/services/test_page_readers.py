@@ -51,7 +51,7 @@ def bus() -> CountingBus:
 @pytest.fixture
 async def browser(bus: CountingBus) -> AsyncIterator[Browser]:
     doors = replace(doors_of(MemoryDesk()), board=Board(bus))
-    settings = config.Web(port=0, grace_seconds=0.2, calls=2, readers=MANY)
+    settings = config.WebSettings(port=0, grace_seconds=0.2, calls=2, readers=MANY)
     connector = aiohttp.TCPConnector(limit=0)
     async with (
         http_server(settings, doors, TOKENS, configured=True) as served,

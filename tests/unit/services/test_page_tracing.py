@@ -60,12 +60,12 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     async def prepare(*_: Any) -> Any:
         raise NotImplementedError
 
-    repositories = TrustedRepositories(data, config.Workspace(), prepare)
+    repositories = TrustedRepositories(data, config.WorkspaceSettings(), prepare)
     await repositories.register(str(repo.path), id="project")
     graph = MemoryGraph()
     doors = replace(doors_of(MemoryDesk(), graph=graph), repositories=repositories)
     async with (
-        http_server(config.Web(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served,
+        http_server(config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
         browser = Browser(http, f"http://127.0.0.1:{served.port}", doors)
@@ -98,7 +98,7 @@ async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_
         raise GraphUnavailable("it is away")
 
     doors = replace(house.browser.doors, ask=down)
-    async with http_server(config.Web(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served:
+    async with http_server(config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served:
         browser = Browser(house.browser.http, f"http://127.0.0.1:{served.port}", doors)
         await browser.sign_in()
         got = await browser.get("/origins?repository=project&path=src/a.py&line=900")

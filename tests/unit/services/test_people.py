@@ -42,7 +42,7 @@ def serve(people: People) -> Serve:
     @asynccontextmanager
     async def serving(jar: aiohttp.CookieJar | None = None) -> AsyncIterator[Browser]:
         jar = jar or aiohttp.CookieJar(unsafe=True)
-        settings = config.Web(port=0, grace_seconds=0.2)
+        settings = config.WebSettings(port=0, grace_seconds=0.2)
         async with (
             http_server(settings, replace(doors, stopping=asyncio.Event()), TOKENS, configured=True, people=people) as served,
             aiohttp.ClientSession(cookie_jar=jar) as http,

@@ -14,7 +14,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from moothall.config import Agents
+from moothall.config import AgentSettings
 from moothall.council.recording import Recording
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode, Writing
@@ -81,11 +81,13 @@ async def elsewhere(folder: Path, count: int = 2, **settings: Any) -> AsyncItera
         for number in range(count):
             (home := folder / f"replica-{number}").mkdir()
             ends.append(await stack.enter_async_context(AsyncExitStack()))
-            replicas.append(await ends[-1].enter_async_context(serving_agents(home, MemoryDesk(), Agents())))
+            replicas.append(await ends[-1].enter_async_context(serving_agents(home, MemoryDesk(), AgentSettings())))
         token = folder / "token"
         token.write_text(TOKEN, encoding="utf-8")
         said = {"endpoints": {ENDPOINT: tuple(one.target for one in replicas)}, "endpoint_token_file": token}
-        agents = await stack.enter_async_context(open_remote_agents(Agents(endpoint_pause_seconds=0.01, **said, **settings)))
+        agents = await stack.enter_async_context(
+            open_remote_agents(AgentSettings(endpoint_pause_seconds=0.01, **said, **settings))
+        )
         yield Elsewhere(replicas, ends, agents[ENDPOINT])
 
 
@@ -348,5 +350,5 @@ async def test_one_that_the_settings_allow_no_more_is_not_asked(tmp_path: Path) 
 
 async def test_a_token_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="endpoint_token_file"):
-        async with open_remote_agents(Agents(endpoints={ENDPOINT: ()}, endpoint_token_file=tmp_path / "none")):
+        async with open_remote_agents(AgentSettings(endpoints={ENDPOINT: ()}, endpoint_token_file=tmp_path / "none")):
             pass

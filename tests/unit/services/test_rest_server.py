@@ -106,7 +106,7 @@ async def test_more_requests_than_allowed_are_refused(behind: Visiting) -> None:
 )
 async def test_no_start_beyond_loopback_without_walls(settings: dict[str, Any], *, configured: bool, wanted: str) -> None:
     with pytest.raises(ConfigurationError, match=wanted):
-        async with http_server(config.Web(port=0, **settings), doors_of(MemoryDesk()), TOKENS, configured=configured):
+        async with http_server(config.WebSettings(port=0, **settings), doors_of(MemoryDesk()), TOKENS, configured=configured):
             pass
 
 
@@ -115,10 +115,12 @@ async def test_a_chosen_port_that_is_taken_is_an_error_and_tokens_are_needed() -
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ConfigurationError, match=r"choose another web\.port"):
-            async with http_server(config.Web(port=taken.getsockname()[1]), doors_of(MemoryDesk()), TOKENS, configured=True):
+            async with http_server(
+                config.WebSettings(port=taken.getsockname()[1]), doors_of(MemoryDesk()), TOKENS, configured=True
+            ):
                 pass
     with pytest.raises(ConfigurationError, match="needs a token"):
-        async with http_server(config.Web(port=0), doors_of(MemoryDesk()), {}, configured=True):
+        async with http_server(config.WebSettings(port=0), doors_of(MemoryDesk()), {}, configured=True):
             pass
 
 
@@ -337,7 +339,7 @@ async def test_an_answer_that_fails_by_a_bug_on_its_way_is_cut_off(behind: Visit
     async def stream(_request: Request) -> Response:
         return await lines(facts(), str)
 
-    app = application(config.Web(), doors(behind), TOKENS, Sessions(1, 1, 1))
+    app = application(config.WebSettings(), doors(behind), TOKENS, Sessions(1, 1, 1))
     app.router.routes.append(Route("/stream", stream))
     async with (
         serving(app, ListenAddress("HTTP", "web", "127.0.0.1", 0, 0), ServerLimits()) as port,

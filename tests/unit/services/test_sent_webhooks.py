@@ -15,7 +15,7 @@ from pydantic import SecretStr, ValidationError
 
 from moothall.aio import beside
 from moothall.bus.registry import EVENTS
-from moothall.config import Webhook
+from moothall.config import WebhookSettings
 from moothall.domain.event import EventType, new_event
 from moothall.errors import ConfigurationError
 from moothall.forge.webhooks import is_signed
@@ -76,7 +76,7 @@ async def hearing(*says: int) -> AsyncIterator[Hook]:
 
 @asynccontextmanager
 async def telling(bus: MemoryBus, hook: Hook, *, tries: int = 8) -> AsyncIterator[None]:
-    settings = Webhook(url=hook.url, secret=SecretStr(SECRET), tries=tries)
+    settings = WebhookSettings(url=hook.url, secret=SecretStr(SECRET), tries=tries)
     async with open_webhooks(bus, settings) as webhooks:
         webhooks._sleep = hook.sleep
         async with beside(webhooks.run((await bus.state(EVENTS.name)).last_seq), "webhooks"):
@@ -190,11 +190,11 @@ async def test_what_was_decided_while_nobody_told_is_told_later_and_nothing_twic
 
 def test_whoever_is_told_can_know_who_tells() -> None:
     with pytest.raises(ValidationError, match=r"webhook\.secret is missing"):
-        Webhook(url="https://hooks.example/x")
+        WebhookSettings(url="https://hooks.example/x")
 
 
 async def test_over_a_plain_connection_only_this_machine_is_told() -> None:
-    settings = Webhook(url="http://hooks.example/x", secret=SecretStr(SECRET))
+    settings = WebhookSettings(url="http://hooks.example/x", secret=SecretStr(SECRET))
     with pytest.raises(ConfigurationError, match="https://"):
         async with open_webhooks(MemoryBus(), settings):
             pass

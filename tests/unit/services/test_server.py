@@ -46,7 +46,7 @@ async def test_beyond_loopback_it_needs_tls(desk: MemoryDesk) -> None:
 @pytest.mark.parametrize("tokens", [{}, {"": TOKENS[TOKEN]}])
 async def test_it_never_serves_without_a_token(desk: MemoryDesk, tokens: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match="token"):
-        async with grpc_server(config.Grpc(port=0), config.Limits(), doors_of(desk), tokens):  # type: ignore[arg-type] # of both kinds
+        async with grpc_server(config.GrpcSettings(port=0), config.LimitSettings(), doors_of(desk), tokens):  # type: ignore[arg-type] # of both kinds
             pass
 
 
@@ -173,7 +173,7 @@ async def test_its_health_is_not_serving_while_it_still_takes_calls(desk: Memory
         assert (await web("GET", "/ready", token=None)).status == 503, "no gRPC yet"
 
         async def serve(ready: asyncio.Future[str]) -> None:
-            async with grpc_server(config.Grpc(port=0), config.Limits(), doors, TOKENS, leave_seconds=3) as server:
+            async with grpc_server(config.GrpcSettings(port=0), config.LimitSettings(), doors, TOKENS, leave_seconds=3) as server:
                 ready.set_result(server.target)
                 await leaving.wait()
 

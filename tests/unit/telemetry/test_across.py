@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from moothall import telemetry
 from moothall.collector import Collector
-from moothall.config import Limits, Trace
+from moothall.config import LimitSettings, TraceSettings
 from moothall.council.front.desk import Desk
 from moothall.council.front.request import Defaults
 from moothall.domain.event import Event, EventType, Recorded
@@ -57,15 +57,15 @@ async def test_a_deliberation_stays_in_its_trace(tmp_path: Path) -> None:
     def haiku(_body: Any, _headers: Any) -> str:
         return finish("An old silent pond")
 
-    async with open_council(tmp_path, scripted(haiku)) as house, recording(Trace(), "test", exporter=exporter):
+    async with open_council(tmp_path, scripted(haiku)) as house, recording(TraceSettings(), "test", exporter=exporter):
         with telemetry.span("call", parent=CALLER):
-            await Desk(house.bus, Remembering(), Defaults(Limits())).submit(TASK, LOCAL)
+            await Desk(house.bus, Remembering(), Defaults(LimitSettings())).submit(TASK, LOCAL)
         requested = (await logged(house.bus))[0]
         await work(house, requested, 1)
         asked = len(house.server.requests)
         await work(house, requested, 2)  # its ack was lost, and another host takes it up
         assert len(house.server.requests) == asked
-        collecting = asyncio.ensure_future(Collector(house.bus, Remembering(), Limits()).run())
+        collecting = asyncio.ensure_future(Collector(house.bus, Remembering(), LimitSettings()).run())
         events = await until(has(EventType.DELIBERATION_DECIDED), house.bus)
         collecting.cancel()
         await asyncio.wait({collecting})
@@ -88,7 +88,7 @@ async def test_a_deliberation_stays_in_its_trace(tmp_path: Path) -> None:
 
 async def test_the_same_request_under_another_trace_is_the_same_request() -> None:
     bus = MemoryBus()
-    desk = Desk(bus, Remembering(), Defaults(Limits()))
+    desk = Desk(bus, Remembering(), Defaults(LimitSettings()))
     for caller in (CALLER, OTHER):
         with telemetry.span("call", parent=caller):
             await desk.submit(TASK, LOCAL)
@@ -96,7 +96,7 @@ async def test_the_same_request_under_another_trace_is_the_same_request() -> Non
     assert len({event.id for event in events}) == 1
     assert {event.traceparent for event in events} == {CALLER}
     plain = MemoryBus()
-    await Desk(plain, Remembering(), Defaults(Limits())).submit(TASK, LOCAL)
+    await Desk(plain, Remembering(), Defaults(LimitSettings())).submit(TASK, LOCAL)
     (without,) = await logged(plain)
     assert without.id == events[0].id
     assert replace(without, traceparent=CALLER).data["request_digest"] == events[0].data["request_digest"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from moothall.config import Metrics
+from moothall.config import MetricsSettings
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.services.figures import figures_page
@@ -161,7 +161,7 @@ async def nothing() -> None:
 
 
 @asynccontextmanager
-async def page(settings: Metrics, known: Reports, **headers: str) -> AsyncIterator[aiohttp.ClientResponse]:
+async def page(settings: MetricsSettings, known: Reports, **headers: str) -> AsyncIterator[aiohttp.ClientResponse]:
     async with (
         figures_page(settings, lambda: known.snapshots("serve"), nothing) as port,
         aiohttp.ClientSession() as session,
@@ -181,7 +181,7 @@ async def test_the_page_shows_every_figure_of_every_process() -> None:
             },
         }
     )
-    async with page(Metrics(port=0), known) as response:
+    async with page(MetricsSettings(port=0), known) as response:
         read = text_string_to_metric_families(await response.text())
         families = {family.name: family for family in read}
     assert {name.removesuffix("_total") for name in metrics.REGISTRY.figures} == set(families)
@@ -193,7 +193,7 @@ async def test_the_page_shows_every_figure_of_every_process() -> None:
 
 
 async def test_the_page_speaks_openmetrics_too() -> None:
-    async with page(Metrics(port=0), Reports(5.0), Accept="application/openmetrics-text; version=1.0.0") as response:
+    async with page(MetricsSettings(port=0), Reports(5.0), Accept="application/openmetrics-text; version=1.0.0") as response:
         assert "openmetrics" in response.headers["Content-Type"]
         shown = await response.text()
     families = list(open_families(shown))  # type: ignore[no-untyped-call]
@@ -205,9 +205,9 @@ async def test_a_port_that_was_chosen_must_be_free_and_the_default_one_may_be_ta
     async with server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(ConfigurationError, match=rf"127\.0\.0\.1:{port}.*metrics\.port"):
-            async with figures_page(Metrics(port=port), dict, nothing):
+            async with figures_page(MetricsSettings(port=port), dict, nothing):
                 pass
-    async with figures_page(Metrics(), dict, nothing) as first, figures_page(Metrics(), dict, nothing) as second:
+    async with figures_page(MetricsSettings(), dict, nothing) as first, figures_page(MetricsSettings(), dict, nothing) as second:
         assert (first in {0, 9464}, second) == (True, 0)
 
 
@@ -223,15 +223,15 @@ async def test_a_port_that_was_chosen_must_be_free_and_the_default_one_may_be_ta
     ],
 )
 async def test_on_the_loopback_it_answers_to_names_of_the_loopback_alone(host: str, status: int) -> None:
-    async with page(Metrics(port=0), Reports(5.0), Host=host) as response:
+    async with page(MetricsSettings(port=0), Reports(5.0), Host=host) as response:
         assert response.status == status
 
 
 async def test_off_the_loopback_a_token_is_needed() -> None:
     with pytest.raises(ConfigurationError, match=r"metrics\.token"):
-        async with figures_page(Metrics(host="0.0.0.0", port=0), dict, nothing):  # noqa: S104 - that it is refused
+        async with figures_page(MetricsSettings(host="0.0.0.0", port=0), dict, nothing):  # noqa: S104 - that it is refused
             pass
-    settings = Metrics.model_validate({"port": 0, "token": "scraper"})
+    settings = MetricsSettings.model_validate({"port": 0, "token": "scraper"})
     for given_token, status in (("", 401), ("Bearer wrong", 401), ("Basic scraper", 401), ("Bearer scraper", 200)):
         async with page(settings, Reports(5.0), Authorization=given_token) as response:
             assert response.status == status
@@ -243,7 +243,7 @@ async def test_a_bus_that_does_not_answer_holds_no_page_up() -> None:
 
     async with (
         asyncio.timeout(30),
-        figures_page(Metrics(port=0), dict, for_ever, measure_seconds=0.05) as port,
+        figures_page(MetricsSettings(port=0), dict, for_ever, measure_seconds=0.05) as port,
         aiohttp.ClientSession() as session,
         session.get(f"http://127.0.0.1:{port}/metrics") as response,
     ):

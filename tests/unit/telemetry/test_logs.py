@@ -13,9 +13,9 @@ from moothall.telemetry.context import place
 PROGRAM = """
 import asyncio
 from moothall import telemetry
-from moothall.config import Log
+from moothall.config import LogSettings
 
-telemetry.configure_logs(Log(format="json"))
+telemetry.configure_logs(LogSettings(format="json"))
 log = telemetry.get_logger("moothall.test")
 
 async def seat(name):
@@ -59,8 +59,8 @@ def test_where_nothing_is_bound_nothing_is_said() -> None:
 @pytest.mark.e2e  # a process each
 def test_no_line_holds_a_secret() -> None:
     program = (
-        "from moothall import telemetry\nfrom moothall.config import Log\n"
-        "telemetry.configure_logs(Log(), secrets=('own-value-1',))\nlog = telemetry.get_logger('x')\n"
+        "from moothall import telemetry\nfrom moothall.config import LogSettings\n"
+        "telemetry.configure_logs(LogSettings(), secrets=('own-value-1',))\nlog = telemetry.get_logger('x')\n"
         f"log.warning('said ghp_{'a1B2' * 9}', reason='own-value-1', url='https://me:s3cret@host')\n"
         "try:\n    raise ValueError('own-value-1')\nexcept ValueError:\n    log.exception('failed')\n"
     )
@@ -76,13 +76,13 @@ def test_a_task_logs_apart_and_so_do_those_that_it_starts(tmp_path: Path) -> Non
 import asyncio
 from pathlib import Path
 from moothall import telemetry
-from moothall.config import Log
+from moothall.config import LogSettings
 
-telemetry.configure_logs(Log(level="warning"), secrets=("own-value-1",))
+telemetry.configure_logs(LogSettings(level="warning"), secrets=("own-value-1",))
 log = telemetry.get_logger("x")
 
 async def host():
-    telemetry.log_apart(Log(level="info"), Path({str(file)!r}))
+    telemetry.log_apart(LogSettings(level="info"), Path({str(file)!r}))
     await asyncio.create_task(seat())
 
 async def seat():

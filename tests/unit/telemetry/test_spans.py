@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from moothall import telemetry
-from moothall.config import Trace
+from moothall.config import TraceSettings
 from moothall.errors import NotFound
 from moothall.telemetry.recording import recording
 
@@ -81,7 +81,7 @@ async def test_what_is_no_traceparent_is_ignored(text: str, exporter: Spans) -> 
     assert telemetry.read_traceparent(text) == ""
     with telemetry.span("call", parent=text):
         assert telemetry.traceparent() == ""
-    async with recording(Trace(), "test", exporter=exporter):
+    async with recording(TraceSettings(), "test", exporter=exporter):
         with telemetry.span("call", parent=text):
             pass
     assert exporter.named("call").parent is None
@@ -98,7 +98,7 @@ async def test_a_later_version_is_read_as_far_as_it_is_known(exporter: Spans) ->
 
 
 async def test_spans_nest_and_join_the_caller(exporter: Spans) -> None:
-    async with recording(Trace(), "test", exporter=exporter):
+    async with recording(TraceSettings(), "test", exporter=exporter):
         with telemetry.span("call", kind="server", parent=CALLER):
             across = telemetry.traceparent()
             with telemetry.span("inside", {"moothall.turn": 3, "empty": ""}) as span:
@@ -124,7 +124,7 @@ async def test_tasks_side_by_side_keep_their_own_place(exporter: Spans) -> None:
             with telemetry.span(f"{name} inside"):
                 await asyncio.sleep(0)
 
-    async with recording(Trace(), "test", exporter=exporter):
+    async with recording(TraceSettings(), "test", exporter=exporter):
         with telemetry.span("root"):
             async with asyncio.TaskGroup() as group:
                 for name in ("a", "b", "c"):
@@ -135,7 +135,7 @@ async def test_tasks_side_by_side_keep_their_own_place(exporter: Spans) -> None:
 
 
 async def test_failures_are_said_by_code_and_a_cancel_is_none(exporter: Spans) -> None:
-    async with recording(Trace(), "test", exporter=exporter):
+    async with recording(TraceSettings(), "test", exporter=exporter):
         with pytest.raises(NotFound), telemetry.span("ours"):
             raise NotFound("no deliberation")
         with pytest.raises(KeyError), telemetry.span("bug"):
@@ -154,7 +154,7 @@ async def test_failures_are_said_by_code_and_a_cancel_is_none(exporter: Spans) -
 
 async def test_no_secret_leaves_in_a_span(exporter: Spans) -> None:
     own, shaped = "hunter2-hunter2", "ghp_" + "a" * 36
-    async with recording(Trace(attribute_chars=100), "test", secrets=(own,), exporter=exporter):
+    async with recording(TraceSettings(attribute_chars=100), "test", secrets=(own,), exporter=exporter):
         with telemetry.span("call", {"a": f"x {own} y"}) as span:
             span.set({"b": f"x {shaped} y", "cut": "z" * 90 + own})
             span.fail("NO", f"said {own}")
@@ -166,7 +166,7 @@ async def test_no_secret_leaves_in_a_span(exporter: Spans) -> None:
 
 
 async def test_a_share_of_traces_is_recorded_and_all_of_a_trace_or_none(exporter: Spans) -> None:
-    async with recording(Trace(sample_ratio=0.0), "test", exporter=exporter):
+    async with recording(TraceSettings(sample_ratio=0.0), "test", exporter=exporter):
         with telemetry.span("not chosen"), telemetry.span("nor this"):
             assert not int(telemetry.traceparent()[-2:], 16) & 1
         with telemetry.span("the caller chose", parent=CALLER), telemetry.span("and so this"):
@@ -175,7 +175,9 @@ async def test_a_share_of_traces_is_recorded_and_all_of_a_trace_or_none(exporter
 
 
 async def test_a_dead_collector_slows_and_fails_nothing() -> None:
-    settings = Trace(exporter="otlp", endpoint="http://127.0.0.1:9", delay_seconds=0.05, timeout_seconds=0.5, queue_spans=8)
+    settings = TraceSettings(
+        exporter="otlp", endpoint="http://127.0.0.1:9", delay_seconds=0.05, timeout_seconds=0.5, queue_spans=8
+    )
     complaints = telemetry.metrics.TRACE_COMPLAINTS.values.get((), 0)
     async with asyncio.timeout(30), recording(settings, "test"):
         for _ in range(100):
@@ -188,7 +190,7 @@ async def test_a_dead_collector_slows_and_fails_nothing() -> None:
 
 async def test_prompts_are_wanted_only_where_the_operator_says_so(exporter: Spans) -> None:
     assert not telemetry.wants_content()
-    async with recording(Trace(), "test", exporter=exporter):
+    async with recording(TraceSettings(), "test", exporter=exporter):
         assert not telemetry.wants_content()
-    async with recording(Trace(content=True), "test", exporter=exporter):
+    async with recording(TraceSettings(content=True), "test", exporter=exporter):
         assert telemetry.wants_content()

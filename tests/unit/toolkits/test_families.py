@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Guard, read_settings
+from moothall.config import GuardSettings, read_settings
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError
 from moothall.guard.audit import AuditLog
@@ -27,8 +27,8 @@ async def test_a_family_is_added_by_a_folder_and_a_line(tmp_path: Path, monkeypa
         load_settings()
     settings = read_settings(settings_with(WITH_CLOCK), data_dir=tmp_path / "data")
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus(), WITH_CLOCK) as rules:
-        house = House(tmp_path, audit, Guard())
-        house.gate = Gate(Guard(), audit, Facts().publish, rules)
+        house = House(tmp_path, audit, GuardSettings())
+        house.gate = Gate(GuardSettings(), audit, Facts().publish, rules)
         assert [spec.name for spec in house.gate.list_tools("local", Grant(("*",)))][-1] == "clock.now"
         said = await house.gate.call(house.seat(grant=Grant(("clock.*",))), tool_call("clock.now"))
         assert (said.status, dict(said.output)) == (ToolStatus.SUCCESS, {"time": "noon"}), said.error

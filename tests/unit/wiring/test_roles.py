@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import Bus, Graph, Llm, Serve, Settings
+from moothall.config import BusSettings, GraphSettings, LlmSettings, ServeSettings, Settings
 from moothall.errors import ConfigurationError
 from moothall.wiring import directory
 from moothall.wiring.bus import ALL, embedded_parts, instance, parse_roles, roles_of
 
-FAR = Bus(url="nats://127.0.0.1:4222")
+FAR = BusSettings(url="nats://127.0.0.1:4222")
 
 
 def test_roles_are_named_once_in_any_case_and_with_commas_or_without() -> None:
@@ -31,10 +31,10 @@ def test_all_roles_by_default() -> None:
 
 def test_a_bus_that_nobody_else_reaches_needs_who_works_on_it() -> None:
     with pytest.raises(ConfigurationError, match="nobody on it does the work of collector, hosts"):
-        roles_of(Settings(serve=Serve(only=("api",))))
-    without_page = Settings(serve=Serve(only=("api", "collector", "hosts")))
+        roles_of(Settings(serve=ServeSettings(only=("api",))))
+    without_page = Settings(serve=ServeSettings(only=("api", "collector", "hosts")))
     assert roles_of(without_page) == {"api", "collector", "hosts"}
-    assert roles_of(Settings(bus=FAR, serve=Serve(only=("page",)))) == {"page"}
+    assert roles_of(Settings(bus=FAR, serve=ServeSettings(only=("page",)))) == {"page"}
 
 
 def test_the_data_directory_is_for_the_embedded_parts_alone() -> None:
@@ -43,7 +43,9 @@ def test_the_data_directory_is_for_the_embedded_parts_alone() -> None:
     assert embedded_parts(shared, frozenset({"api", "page", "collector", "planning", "tools"})) == ()
     assert embedded_parts(shared, frozenset({"graph"})) == ("graph",)
     assert embedded_parts(shared, frozenset({"hosts"})) == ("model",)
-    elsewhere = Settings(bus=FAR, graph=Graph(url="neo4j://127.0.0.1"), llm=Llm(base_url="http://127.0.0.1:8000/v1"))
+    elsewhere = Settings(
+        bus=FAR, graph=GraphSettings(url="neo4j://127.0.0.1"), llm=LlmSettings(base_url="http://127.0.0.1:8000/v1")
+    )
     assert embedded_parts(elsewhere, ALL) == ()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from moothall.config import Forge, Guard, Oidc, Ray, Settings, Webhook
+from moothall.config import ForgeSettings, GuardSettings, OidcSettings, RaySettings, Settings, WebhookSettings
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, Refused
 from moothall.guard.approvals import Approvals, Subject
@@ -25,14 +25,14 @@ from support.gate import Facts, House, tool_call
 
 
 def settings(folder: Path, **guard: object) -> Settings:
-    return load_settings(data_dir=folder / "data", guard=Guard.model_validate(guard))
+    return load_settings(data_dir=folder / "data", guard=GuardSettings.model_validate(guard))
 
 
 async def test_a_gate_from_settings_lets_through_what_is_granted_and_follows_revocations(tmp_path: Path) -> None:
     bus = MemoryBus()
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings(tmp_path), bus) as rules:
-        house = House(tmp_path, audit, Guard())
-        house.gate = Gate(Guard(), audit, Facts().publish, rules)
+        house = House(tmp_path, audit, GuardSettings())
+        house.gate = Gate(GuardSettings(), audit, Facts().publish, rules)
         seat = house.seat()
         assert (await house.gate.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS
         everything = house.seat(grant=Grant(tools=("*",)))
@@ -83,7 +83,9 @@ def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
     one, same, other = (settings(tmp_path / name) for name in ("", "elsewhere", "other"))
     assert disk_of(one.data_dir) == disk_of(same.data_dir) != disk_of(other.data_dir)
     assert home_of(one) is None  # all hosts are processes of this machine
-    far = load_settings(data_dir=tmp_path / "data", ray=Ray(address="head:6379"), guard=Guard.model_validate({"key": "k" * 32}))
+    far = load_settings(
+        data_dir=tmp_path / "data", ray=RaySettings(address="head:6379"), guard=GuardSettings.model_validate({"key": "k" * 32})
+    )
     home = home_of(far)
     assert home is not None
     assert sees(one.data_dir, home)
@@ -94,8 +96,8 @@ def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
     assert not sees(settings(tmp_path / "copy").data_dir, home_of(far) or home)
     assert (for_hosts(far).guard.key, for_hosts(one)) == (None, one)
     secret = SecretStr("a secret of these tests")
-    forge, webhook = Forge(token=secret), Webhook(url="https://hooks.example", secret=secret)
-    told = for_hosts(far.model_copy(update={"forge": forge, "webhook": webhook, "oidc": Oidc(client_secret=secret)}))
+    forge, webhook = ForgeSettings(token=secret), WebhookSettings(url="https://hooks.example", secret=secret)
+    told = for_hosts(far.model_copy(update={"forge": forge, "webhook": webhook, "oidc": OidcSettings(client_secret=secret)}))
     assert secret.get_secret_value().encode() not in pickle.dumps(told), "what doors and commands need travels to nobody"
 
 

@@ -14,7 +14,7 @@ from moothall import config
 from moothall.aio import beside
 from moothall.bus.nats.jetstream import open_bus
 from moothall.bus.nats.server import embedded_server
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.front.request import Defaults
 from moothall.council.front.thread import find_decision as decision
 from moothall.domain.codec import dump
@@ -56,7 +56,7 @@ async def tasks_of(*events: Event) -> tuple[MemoryBus, Tasks]:
         await bus.publish(event)
         if event.type is EventType.DELIBERATION_DECIDED:
             await bus.put(event.subject, event.data)
-    return bus, Tasks(bus, None, Defaults(Limits()), served=False)  # type: ignore[arg-type] # no repository is looked at
+    return bus, Tasks(bus, None, Defaults(LimitSettings()), served=False)  # type: ignore[arg-type] # no repository is looked at
 
 
 async def test_what_is_under_way_is_read_from_the_log_alone() -> None:
@@ -99,8 +99,8 @@ async def test_who_works_on_a_bus_of_its_own_is_known_by_its_hosts(tmp_path: Pat
     async def tell(_asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
         return dump(HostState("host-1", "here", 1, 0.0, ())), b""
 
-    async with embedded_server(config.Bus(), tmp_path / "bus") as url, open_bus(config.Bus(), url) as bus:
-        shared = AllSettings(bus=config.Bus(url=url), data_dir=tmp_path / "data")
+    async with embedded_server(config.BusSettings(), tmp_path / "bus") as url, open_bus(config.BusSettings(), url) as bus:
+        shared = AllSettings(bus=config.BusSettings(url=url), data_dir=tmp_path / "data")
         assert not await is_served(shared, bus)
         async with beside(bus.answer(FLEET, tell), "host"):
             async with asyncio.timeout(20):
@@ -111,8 +111,8 @@ async def test_who_works_on_a_bus_of_its_own_is_known_by_its_hosts(tmp_path: Pat
 
 @pytest.mark.e2e
 async def test_on_a_bus_of_its_own_a_cancel_waits_for_who_decides(tmp_path: Path) -> None:
-    async with embedded_server(config.Bus(), tmp_path / "bus") as url, open_bus(config.Bus(), url) as bus:
-        shared = AllSettings(bus=config.Bus(url=url), data_dir=tmp_path / "data")
+    async with embedded_server(config.BusSettings(), tmp_path / "bus") as url, open_bus(config.BusSettings(), url) as bus:
+        shared = AllSettings(bus=config.BusSettings(url=url), data_dir=tmp_path / "data")
         for task in ("task-a1", "task-b2"):
             await bus.create(asked(task, deadline=datetime(2100, 1, 1, tzinfo=UTC)))
         async with lease_of(shared.serve, bus, "decide.task-a1").taken():

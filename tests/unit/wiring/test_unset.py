@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moothall.config import Guard
+from moothall.config import GuardSettings
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
@@ -19,8 +19,8 @@ async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_he
         db={"redis_url": "redis://127.0.0.1:1", "tenants": {"acme": {"neo4j_url": "bolt://127.0.0.1:1"}}},
     )
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus()) as rules:
-        house = House(tmp_path, audit, Guard())
-        house.gate = Gate(Guard(), audit, Facts().publish, rules)
+        house = House(tmp_path, audit, GuardSettings())
+        house.gate = Gate(GuardSettings(), audit, Facts().publish, rules)
         grant = Grant(tools=("db.*",))
         assert [spec.name for spec in house.gate.list_tools("local", grant)] == ["db.redis"]
         assert [spec.name for spec in house.gate.list_tools("acme", grant)] == ["db.neo4j"]

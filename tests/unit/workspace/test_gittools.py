@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Workspace
+from moothall.config import WorkspaceSettings
 from moothall.errors import AlreadyExists, InvalidRequest, PatchRefused, Refused
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.objects import Change
@@ -44,7 +44,7 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder with the clone `c.git` of the sample, and the sha that was fetched."""
     folder = tmp_path_factory.mktemp("fetched")
     repo = make_sample(folder / "sample")
-    clone = TrustedClone(folder / "repos" / "c.git", Workspace())
+    clone = TrustedClone(folder / "repos" / "c.git", WorkspaceSettings())
     return folder / "repos", asyncio.run(clone.fetch(str(repo.path), "HEAD"))
 
 
@@ -52,7 +52,7 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def files(fetched: tuple[Path, str], tmp_path: Path) -> Files:
     repos, sha = fetched
     shutil.copytree(repos, tmp_path / "repos")
-    return Files(TrustedClone(tmp_path / "repos" / "c.git", Workspace()), sha)
+    return Files(TrustedClone(tmp_path / "repos" / "c.git", WorkspaceSettings()), sha)
 
 
 async def test_status_says_what_changed(files: Files) -> None:

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from moothall.config import Sandbox, Workspace
+from moothall.config import SandboxSettings, WorkspaceSettings
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.workspace.limits import CheckLimit, describe_limit, limit
 
-SETTINGS = Workspace(check_seconds=100, base_seconds=50, check_factor=5, check_floor_seconds=20, case_seconds=2)
+SETTINGS = WorkspaceSettings(check_seconds=100, base_seconds=50, check_factor=5, check_floor_seconds=20, case_seconds=2)
 
 
 def prepared(**run: object) -> Prepared:
@@ -56,5 +56,8 @@ def test_limits_follow_from_the_base(run: dict[str, object], expected: tuple[flo
 
 def test_a_limit_that_was_hit_is_named_with_its_setting() -> None:
     given = CheckLimit(42, 2, "workspace.check_floor_seconds")
-    assert describe_limit("tests", "timeout", given, Sandbox()) == "tests hit the limit of 42 s (workspace.check_floor_seconds)"
-    assert "sandbox.memory_bytes = 2e+09" in describe_limit("tests", "memory", given, Sandbox())
+    assert (
+        describe_limit("tests", "timeout", given, SandboxSettings())
+        == "tests hit the limit of 42 s (workspace.check_floor_seconds)"
+    )
+    assert "sandbox.memory_bytes = 2e+09" in describe_limit("tests", "memory", given, SandboxSettings())

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.prompting.survey import Surveyor, SurveyOrder
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Prepared, Profile
@@ -105,7 +105,7 @@ async def test_the_grammars_are_there_inside(
 
 
 async def test_a_survey_is_made_inside(house: Local, prepared: Prepared) -> None:
-    found = await Surveyor(house.workspaces, Limits()).survey(
+    found = await Surveyor(house.workspaces, LimitSettings()).survey(
         prepared, SurveyOrder(frames=((UTILS, 2),), words=("greet",), map_chars=500)
     )
     assert f"{UTILS}:" in found.map

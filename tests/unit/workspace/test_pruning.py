@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from moothall.config import Workspace
+from moothall.config import WorkspaceSettings
 from moothall.domain import codec
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.repositories.clone import TrustedClone
@@ -52,7 +52,7 @@ async def test_nothing_prepared_is_nothing_to_prune(tmp_path: Path) -> None:
 
 async def test_patches_that_nobody_names_are_forgotten(tmp_path: Path) -> None:
     repo = make_sample(tmp_path / "sample")
-    clone = TrustedClone(tmp_path / "repos" / "sample.git", Workspace())
+    clone = TrustedClone(tmp_path / "repos" / "sample.git", WorkspaceSettings())
     sha = await clone.fetch(str(repo.path), "HEAD")
     kept, gone = [
         (await clone.commit_changes(sha, [Change("NOTES.md", "100644", text)], "notes")).commit_sha

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Jobs, Workspace
+from moothall.config import JobSettings, WorkspaceSettings
 from moothall.settings import AllSettings
 from moothall.workspace.sharing import Archives
 
@@ -17,8 +17,8 @@ DAY = 86_400.0
 
 
 def archives(tmp_path: Path, image: str = "one", **more: Any) -> Archives:
-    workspace = Workspace(environments=tmp_path / "shared", **more)
-    return Archives(AllSettings(data_dir=tmp_path / "data", workspace=workspace, jobs=Jobs(image=image)))
+    workspace = WorkspaceSettings(environments=tmp_path / "shared", **more)
+    return Archives(AllSettings(data_dir=tmp_path / "data", workspace=workspace, jobs=JobSettings(image=image)))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from moothall.bus import registry
 from moothall.bus.nats.connection import connection, translate_errors
 from moothall.bus.nats.lean import LeanClient, heed_cancel
 from moothall.bus.nats.requests import messages
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.domain.topic import Channel
 
 
@@ -32,7 +32,7 @@ class Carrying:
 
 
 @asynccontextmanager
-async def open_carrying(settings: Bus, url: str) -> AsyncIterator[Carrying]:
+async def open_carrying(settings: BusSettings, url: str) -> AsyncIterator[Carrying]:
     """Connect for bytes alone. Raises `BusUnavailable`, `ConfigurationError`."""
     async with connection(settings, url, on_lost=lambda: None) as client:
         carrying = Carrying(client)

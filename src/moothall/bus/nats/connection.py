@@ -15,7 +15,7 @@ from nats.aio.client import RawCredentials
 from nats.aio.msg import Msg
 
 from moothall.bus.nats.lean import LeanClient, heed_cancel
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.telemetry import get_logger
 
@@ -86,7 +86,7 @@ async def _probe(servers: list[str]) -> None:
 
 
 @asynccontextmanager
-async def connection(settings: Bus, url: str, *, on_lost: Callable[[], None]) -> AsyncIterator[LeanClient]:
+async def connection(settings: BusSettings, url: str, *, on_lost: Callable[[], None]) -> AsyncIterator[LeanClient]:
     """Connect; lost connections come back by themselves for as long as it takes, after `on_lost` was called.
 
     Raises `BusUnavailable` where nobody listens and `ConfigurationError` where we are turned away.

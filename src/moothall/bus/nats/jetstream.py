@@ -29,7 +29,7 @@ from moothall.bus.nats.tail import Tail
 from moothall.bus.packing import Packer
 from moothall.bus.raw import NO_HEADERS, Raw
 from moothall.bus.registry import DURABLES, STREAMS
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
 from moothall.domain.topic import Channel, Topic
@@ -44,7 +44,7 @@ _AGAIN = 1.0
 class JetStreamBus:
     """Implements `ports.Bus`. Made by `open_bus`."""
 
-    def __init__(self, stored: Stored, settings: Bus, secrets: Sequence[str], tail: Tail) -> None:
+    def __init__(self, stored: Stored, settings: BusSettings, secrets: Sequence[str], tail: Tail) -> None:
         self._client = stored.client
         self._secrets = tuple(secrets)
         self._replicas = settings.replicas
@@ -229,7 +229,9 @@ def _publish_span(subject: str, event: Event) -> telemetry.Span:
 
 
 @asynccontextmanager
-async def open_bus(settings: Bus, url: str, *, secrets: Sequence[str] = (), alone: bool = False) -> AsyncIterator[JetStreamBus]:
+async def open_bus(
+    settings: BusSettings, url: str, *, secrets: Sequence[str] = (), alone: bool = False
+) -> AsyncIterator[JetStreamBus]:
     """Connect, make the bus what the registry says, and close at the end.
 
     `secrets` are the operator's own values that no message may carry. `alone`: the server was just started, for nobody else, and
@@ -261,7 +263,7 @@ async def open_bus(settings: Bus, url: str, *, secrets: Sequence[str] = (), alon
                 await bus.flush()
 
 
-async def _wait(settings: Bus, url: str) -> None:
+async def _wait(settings: BusSettings, url: str) -> None:
     """Return once a bus that still starts is there, and is what the registry says."""
     until = time.monotonic() + settings.wait_seconds
     while True:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.disk import try_lock, write_private
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.telemetry import get_logger
@@ -101,7 +101,7 @@ def _take(directory: Path) -> tuple[Path, str, int]:
     return directory, _token(directory), lock
 
 
-def _configure(settings: Bus, directory: Path, token: str, port: int) -> Path:
+def _configure(settings: BusSettings, directory: Path, token: str, port: int) -> Path:
 
     def quote(text: str) -> str:
         return json.dumps(text, ensure_ascii=False)  # the server's own escapes are fewer
@@ -255,7 +255,7 @@ async def _watch(server: _Server) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def embedded_server(settings: Bus, directory: Path) -> AsyncIterator[str]:
+async def embedded_server(settings: BusSettings, directory: Path) -> AsyncIterator[str]:
     """Run a server with its files in `directory`, kept from run to run, and yield its URL (with a token in it).
 
     It listens on a free port of loopback, and is started again should it die. It dies with

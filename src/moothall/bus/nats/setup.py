@@ -20,7 +20,7 @@ from moothall.bus.registry import (
     DurableSpec,
     StreamSpec,
 )
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.errors import BusUnavailable, ConfigurationError
 
 _OTHER_CONFIGURATION = 10058
@@ -29,7 +29,7 @@ _NO_PEERS, _NO_LEADER = 10005, 10009
 _AT_ONCE, _LOOK_SECONDS = 0.01, 0.3
 
 
-def _stream_config(spec: StreamSpec, settings: Bus) -> api.StreamConfig:
+def _stream_config(spec: StreamSpec, settings: BusSettings) -> api.StreamConfig:
     return api.StreamConfig(
         name=spec.name,
         description=spec.about,
@@ -45,7 +45,7 @@ def _stream_config(spec: StreamSpec, settings: Bus) -> api.StreamConfig:
     )
 
 
-def _bucket_config(spec: BucketSpec, settings: Bus) -> api.StreamConfig:
+def _bucket_config(spec: BucketSpec, settings: BusSettings) -> api.StreamConfig:
     return api.StreamConfig(
         name=bucket_stream(spec),
         description=spec.about,
@@ -71,7 +71,7 @@ async def _ensure_stream(js: JetStreamContext, config: api.StreamConfig) -> None
 
 
 async def ensure_durable(
-    js: JetStreamContext, settings: Bus, spec: DurableSpec, ack_wait: float | None = None
+    js: JetStreamContext, settings: BusSettings, spec: DurableSpec, ack_wait: float | None = None
 ) -> api.ConsumerInfo:
     """Make or update a durable consumer. `ack_wait` in place of the settings' seconds."""
     config = api.ConsumerConfig(
@@ -87,7 +87,7 @@ async def ensure_durable(
     return await heed_cancel(js.add_consumer(spec.stream, config=config))
 
 
-async def _take_back(js: JetStreamContext, settings: Bus, held: Sequence[DurableSpec]) -> None:
+async def _take_back(js: JetStreamContext, settings: BusSettings, held: Sequence[DurableSpec]) -> None:
     """Have what was delivered and not acked delivered again at once. The server looks a tenth of a second after the change."""
     for spec in held:
         await ensure_durable(js, settings, spec, _AT_ONCE)
@@ -115,7 +115,7 @@ async def forget_done(js: JetStreamContext, spec: DurableSpec) -> int:
     return gone
 
 
-async def ensure(js: JetStreamContext, settings: Bus, *, alone: bool = False) -> None:
+async def ensure(js: JetStreamContext, settings: BusSettings, *, alone: bool = False) -> None:
     """Make all streams, consumers and buckets. `alone`: whoever was given anything before is gone. Raises `ConfigurationError` where what is there can't be brought in line."""
     try:
         for stream in STREAMS:

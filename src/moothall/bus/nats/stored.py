@@ -26,7 +26,7 @@ from moothall.bus.nats.lean import LeanClient, heed_cancel
 from moothall.bus.nats.outbox import ATTEMPT_SECONDS, Outbox, refusal
 from moothall.bus.raw import NO_HEADERS, Raw, StreamState
 from moothall.bus.registry import covers
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.errors import BusUnavailable, InvalidRequest, NotFound
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class Stored:
 
     client: LeanClient
     js: JetStreamContext
-    settings: Bus
+    settings: BusSettings
     acks: Acks
     outbox: Outbox
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from moothall.config import Limits, Models
+from moothall.config import LimitSettings, Models
 from moothall.council.front import params
 from moothall.council.prompting.text import tokens
 from moothall.domain.budget import Budget, check_budget
@@ -37,7 +37,7 @@ def _of_workspaces() -> Mapping[str, ToolSpec]:
 class Defaults:
     """What fills the zeros of a request."""
 
-    limits: Limits
+    limits: LimitSettings
     repository: str = ""
     seed: int = 0
     models: Models = field(default_factory=Models)

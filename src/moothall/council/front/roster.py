@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from moothall.config import Limits, Models
+from moothall.config import LimitSettings, Models
 from moothall.council.front import params
 from moothall.domain.codec import dump, load
 from moothall.domain.council import Agent, Council, CouncilConfig
@@ -43,7 +43,7 @@ class Roster:
     `models` are those that a council and an agent may name as their profile.
     """
 
-    def __init__(self, bus: Log, limits: Limits, models: Models | None = None) -> None:
+    def __init__(self, bus: Log, limits: LimitSettings, models: Models | None = None) -> None:
         self._bus = bus
         self._limits = limits
         self._models = models or Models()

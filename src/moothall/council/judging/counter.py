@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.facts import Facts
 from moothall.council.judging.runs import TEXT_LIMIT, FreshRuns
 from moothall.domain.evidence import COUNTER, CheckRun, Evidence, Verdict
@@ -78,7 +78,7 @@ class CounterProof:
 
     runs: FreshRuns
     facts: Facts
-    limits: Limits
+    limits: LimitSettings
     _texts: dict[str, str] = field(default_factory=dict)
     _known: dict[str, Evidence] = field(default_factory=dict)
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import TypeGuard
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.facts import Facts
 from moothall.council.judging.calls import LANGUAGES, calls, changed_names, language
 from moothall.council.judging.runs import TEXT_LIMIT, FreshRuns
@@ -119,7 +119,7 @@ class DistinguishingInputs:
 
     runs: FreshRuns
     facts: Facts
-    limits: Limits
+    limits: LimitSettings
     _texts: dict[str, str] = field(default_factory=dict)
 
     async def functions(self, proposals: Sequence[Proposal]) -> tuple[str, ...]:

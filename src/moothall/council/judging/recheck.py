@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.facts import Facts
 from moothall.council.judging.counter import CounterProof, Proving
 from moothall.council.judging.cross import CrossTests
@@ -74,7 +74,7 @@ class Judged:
 class Bench:
     """Judges the candidates of one deliberation; the same diff is run once. `clean` takes secrets out of a text."""
 
-    def __init__(self, runs: FreshRuns, facts: Facts, limits: Limits, clean: Callable[[str], str] = scrub) -> None:
+    def __init__(self, runs: FreshRuns, facts: Facts, limits: LimitSettings, clean: Callable[[str], str] = scrub) -> None:
         self._runs = runs
         self._clean = clean
         self._prepared = runs.prepared

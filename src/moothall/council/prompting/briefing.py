@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.prompting.packing import ContextLine, fill, lay_out, lines_of
 from moothall.council.prompting.prompts import ROLES
 from moothall.council.prompting.text import fence, most_tokens
@@ -45,7 +45,7 @@ class Briefings:
     def __init__(
         self,
         ask: Ask,
-        limits: Limits,
+        limits: LimitSettings,
         rules: Rules | None = None,
         *,
         count: CountTokens = estimate,

@@ -10,7 +10,7 @@ from typing import Any
 from cachetools import LRUCache
 
 from moothall import telemetry
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.domain.ids import digest
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolCall, ToolStatus
@@ -60,7 +60,7 @@ class Survey:
 class Surveyor:
     """Surveys bases; the last answers are kept. A base without code of a known language is not looked at."""
 
-    def __init__(self, workspaces: Workspaces, limits: Limits) -> None:
+    def __init__(self, workspaces: Workspaces, limits: LimitSettings) -> None:
         self._workspaces = workspaces
         self._limits = limits
         self._kept: LRUCache[str, Survey] = LRUCache(_KEPT)

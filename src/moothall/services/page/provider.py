@@ -74,7 +74,7 @@ class _About(BaseModel):
 class Provider:
     """The one of the settings. Its methods raise `Temporary` where it cannot be reached, `CallFailed` where it answers with nonsense."""
 
-    def __init__(self, settings: config.Oidc, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, settings: config.OidcSettings, clock: Callable[[], float] = monotonic) -> None:
         self.settings = settings
         self._issuer = settings.issuer or ""
         self._clock = clock

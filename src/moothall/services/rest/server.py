@@ -50,7 +50,7 @@ class Served:
 
 @asynccontextmanager
 async def http_server(
-    settings: config.Web,
+    settings: config.WebSettings,
     doors: Doors,
     tokens: Mapping[str, Principal],
     *,
@@ -95,7 +95,7 @@ async def http_server(
             doors.stopping.set()
 
 
-async def _check_provider(provider: Provider, settings: config.Web) -> None:
+async def _check_provider(provider: Provider, settings: config.WebSettings) -> None:
     """Raise `ConfigurationError` for a provider that is wrong; one that is away may come."""
     if not provider.settings.url and not is_loopback(settings.host):
         raise ConfigurationError(f"web.host {settings.host} is no loopback address: set oidc.url, where browsers find the page")
@@ -106,7 +106,11 @@ async def _check_provider(provider: Provider, settings: config.Web) -> None:
 
 
 def application(
-    settings: config.Web, doors: Doors, tokens: Mapping[str, Principal], sessions: Sessions, provider: Provider | None = None
+    settings: config.WebSettings,
+    doors: Doors,
+    tokens: Mapping[str, Principal],
+    sessions: Sessions,
+    provider: Provider | None = None,
 ) -> Starlette:
     """Return what is served: the routes, behind what every request has to pass, outermost first."""
     bearers = Bearers(tokens)
@@ -155,7 +159,7 @@ def _openapi_route(operations: Iterable[HttpOperation]) -> Route:
     return Route("/openapi.json", describe)
 
 
-def _tls(settings: config.Web, *, configured: bool) -> ssl.SSLContext | None:
+def _tls(settings: config.WebSettings, *, configured: bool) -> ssl.SSLContext | None:
     """Return what TLS needs, or None for plain text on loopback."""
     if not is_loopback(settings.host) and not configured:
         raise ConfigurationError(f"web.host {settings.host} is no loopback address: set grpc.token or grpc.tokens_file")

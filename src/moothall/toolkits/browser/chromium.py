@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from moothall.config import Sandbox
+from moothall.config import SandboxSettings
 from moothall.errors import CallFailed
 from moothall.inside import chromium as chromium_start
 from moothall.network.destinations import Destinations
@@ -25,7 +25,7 @@ from moothall.network.proxy import Proxy, listener, proxying
 from moothall.sandbox.spawn import Sandboxed, sandboxed
 from moothall.sandbox.spec import SandboxSpec, interpreter, interpreter_binds
 from moothall.toolkits.browser.devtools import DevTools, Gone, Message
-from moothall.toolkits.browser.settings import Browser
+from moothall.toolkits.browser.settings import BrowserSettings
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "headless_shell")
 _PACKAGED = Path("/usr/lib/chromium/chromium")
@@ -68,7 +68,7 @@ _FLAGS = (
 )
 
 
-def find_chromium(settings: Browser) -> Path | None:
+def find_chromium(settings: BrowserSettings) -> Path | None:
     """Return the browser to run, or None where there is none."""
     if settings.executable is not None:
         return settings.executable if settings.executable.is_file() else None
@@ -88,7 +88,7 @@ class Running:
 
 @asynccontextmanager
 async def chromium(
-    settings: Browser, sandbox: Sandbox, destinations: Destinations, hear: Callable[[str, Message], None]
+    settings: BrowserSettings, sandbox: SandboxSettings, destinations: Destinations, hear: Callable[[str, Message], None]
 ) -> AsyncIterator[Running]:
     """Run a browser for as long as the context lasts. Raises `CallFailed`, `SandboxUnavailable`."""
     program = find_chromium(settings)
@@ -113,7 +113,7 @@ async def chromium(
         yield Running(tools, proxy)
 
 
-def _spec(program: Path, settings: Browser, sandbox: Sandbox, pipe: int) -> SandboxSpec:
+def _spec(program: Path, settings: BrowserSettings, sandbox: SandboxSettings, pipe: int) -> SandboxSpec:
     here = Path(chromium_start.__file__).resolve()
     start = f"{_INSIDE}/start.py"
     binds = [

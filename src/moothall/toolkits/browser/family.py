@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from moothall.config import Settings
 from moothall.errors import MoothallError
-from moothall.toolkits.browser.settings import Browser
+from moothall.toolkits.browser.settings import BrowserSettings
 from moothall.toolkits.family import Family, Opened
 from moothall.toolkits.web.family import WebFamily
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:  # as in `toolkits.family`
     from moothall.tools.spec import ToolSpec
 
 
-class BrowserFamily(Family[Browser]):
+class BrowserFamily(Family[BrowserSettings]):
     """`browser.run`, in a Chromium of the machine. It goes where `http.*` may go."""
 
     section = "browser"
-    kind = Browser
+    kind = BrowserSettings
 
     def specs(self, settings: Settings) -> Sequence[ToolSpec]:
         """See `Family`."""

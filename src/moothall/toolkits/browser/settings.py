@@ -9,7 +9,7 @@ from pydantic import Field
 from moothall.config import Section
 
 
-class Browser(Section):
+class BrowserSettings(Section):
     """The tool `browser.run`, which goes where `http.allow` and `http.only_allowed` let tools go. Granted to no role unless the table says so."""
 
     executable: Path | None = Field(

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from yarl import URL
 
-from moothall.config import Sandbox
+from moothall.config import SandboxSettings
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.errors import CallFailed, InvalidRequest, Refused
 from moothall.network.destinations import Destinations
@@ -19,8 +19,8 @@ from moothall.ports import Workspace
 from moothall.toolkits.answering import Output, answer_within, in_workspace
 from moothall.toolkits.browser.chromium import Running, chromium
 from moothall.toolkits.browser.devtools import DevTools, Gone, Message
-from moothall.toolkits.browser.settings import Browser
-from moothall.toolkits.web.settings import Http
+from moothall.toolkits.browser.settings import BrowserSettings
+from moothall.toolkits.web.settings import HttpSettings
 
 _LOOK_SECONDS, _SETTLE_SECONDS = 0.1, 0.15
 _SCRIPT_MS = 5000
@@ -53,7 +53,7 @@ _TEXT: Final = """selector => {
 class BrowserTools:
     """The toolkit of the category `browser`. `call` is a `ports.Toolkit`."""
 
-    def __init__(self, settings: Browser, http: Http, sandbox: Sandbox) -> None:
+    def __init__(self, settings: BrowserSettings, http: HttpSettings, sandbox: SandboxSettings) -> None:
         self._settings, self._sandbox = settings, sandbox
         self._destinations = Destinations.read(http.allow, only=http.only_allowed)
         self._slots = asyncio.Semaphore(settings.at_once)
@@ -115,7 +115,7 @@ class _Heard:
 
 
 class _Page:
-    def __init__(self, running: Running, heard: _Heard, settings: Browser, destinations: Destinations) -> None:
+    def __init__(self, running: Running, heard: _Heard, settings: BrowserSettings, destinations: Destinations) -> None:
         self._tools: DevTools = running.tools
         self._proxy = running.proxy
         self._heard = heard

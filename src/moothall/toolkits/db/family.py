@@ -11,7 +11,7 @@ from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.secrets import scrub
 from moothall.errors import ConfigurationError, MoothallError
-from moothall.toolkits.db.settings import Db
+from moothall.toolkits.db.settings import DbSettings
 from moothall.toolkits.family import Family, Opened
 
 if TYPE_CHECKING:  # as in `toolkits.family`
@@ -22,11 +22,11 @@ _SERVERS = ("postgres", "redis", "neo4j")
 _MEND = "see docs/tools.md, Databases"
 
 
-class DbFamily(Family[Db]):
+class DbFamily(Family[DbSettings]):
     """`db.*`, one tool for each kind of server. A tenant has its own servers, or those of all who have none."""
 
     section = "db"
-    kind = Db
+    kind = DbSettings
 
     def specs(self, settings: Settings) -> Sequence[ToolSpec]:
         """Where the operator lets them change data, policies see the tag `change`."""

@@ -20,7 +20,7 @@ from neo4j.time import Duration
 from moothall.errors import CallFailed, InvalidRequest, Refused
 from moothall.toolkits.answering import Output
 from moothall.toolkits.db.rows import Table
-from moothall.toolkits.db.settings import Db
+from moothall.toolkits.db.settings import DbSettings
 
 _PROCEDURES = frozenset(
     [
@@ -47,7 +47,7 @@ _ESCAPED = re.compile(r"\\u+([0-9A-Fa-f]{4})")
 _OWN_FUNCTIONS = "SHOW FUNCTIONS YIELD name, isBuiltIn WHERE NOT isBuiltIn RETURN name"
 
 
-async def query(url: str, text: str, params: Mapping[str, str], limits: Db) -> Output:
+async def query(url: str, text: str, params: Mapping[str, str], limits: DbSettings) -> Output:
     """Return the rows of one query. Raises `InvalidRequest`, `Refused`, `CallFailed`."""
     where = urlsplit(url)
     server = where._replace(netloc=where.netloc.rpartition("@")[2], path="").geturl()
@@ -71,7 +71,7 @@ async def query(url: str, text: str, params: Mapping[str, str], limits: Db) -> O
         raise _error_of(error) from error
 
 
-async def _ask(driver: AsyncDriver, database: str | None, text: str, params: Mapping[str, str], limits: Db) -> Output:
+async def _ask(driver: AsyncDriver, database: str | None, text: str, params: Mapping[str, str], limits: DbSettings) -> Output:
     access = WRITE_ACCESS if limits.write else READ_ACCESS
     async with driver.session(database=database, default_access_mode=READ_ACCESS) as session:
         async with await session.begin_transaction(timeout=limits.seconds) as planning:
@@ -110,7 +110,7 @@ async def _judge_functions(transaction: AsyncTransaction, text: str) -> None:
             raise Refused(f"{name} is no function of Neo4j's own; queries that name one are not taken")
 
 
-def _judge(plan: Mapping[str, Any], kind: str, limits: Db) -> None:
+def _judge(plan: Mapping[str, Any], kind: str, limits: DbSettings) -> None:
     if kind not in ({"r", "w", "rw"} if limits.write else {"r"}):
         raise Refused(
             "it administers the server" if limits.write else "it changes data, and queries are read-only here (db.write)"

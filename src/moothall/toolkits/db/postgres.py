@@ -25,7 +25,7 @@ from moothall.network.proxy import Streams
 from moothall.toolkits.answering import Output
 from moothall.toolkits.db.relay import Relay, relaying
 from moothall.toolkits.db.rows import Table
-from moothall.toolkits.db.settings import Db
+from moothall.toolkits.db.settings import DbSettings
 
 _Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
@@ -56,7 +56,7 @@ _MEND = (
 )
 
 
-async def query(url: str, text: str, params: list[str], limits: Db) -> Output:
+async def query(url: str, text: str, params: list[str], limits: DbSettings) -> Output:
     """Return the rows of one statement. Raises `InvalidRequest`, `Refused`, `CallFailed`."""
     try:
         where = conninfo_to_dict(url)
@@ -98,7 +98,7 @@ def _place(where: Mapping[str, Any]) -> tuple[str, int]:
 
 
 @asynccontextmanager
-async def _connection(where: Mapping[str, Any], relay: Relay, limits: Db) -> AsyncIterator[_Connection]:
+async def _connection(where: Mapping[str, Any], relay: Relay, limits: DbSettings) -> AsyncIterator[_Connection]:
     given: dict[str, Any] = {**where, "hostaddr": "127.0.0.1", "port": relay.port}
     if str(where["host"]).startswith("/"):
         given |= {"host": "localhost", "sslmode": "disable"}
@@ -129,7 +129,7 @@ async def _connection(where: Mapping[str, Any], relay: Relay, limits: Db) -> Asy
         await connection.close()
 
 
-async def _set_limits(connection: _Connection, limits: Db) -> None:
+async def _set_limits(connection: _Connection, limits: DbSettings) -> None:
     for info in psycopg.adapters.types:
         if info.name not in _PLAIN and type(info) is TypeInfo:
             connection.adapters.register_loader(info.oid, TextLoader)
@@ -145,7 +145,7 @@ async def _set_limits(connection: _Connection, limits: Db) -> None:
         await connection.execute("select pg_catalog.set_config(%s, %s, false)", (name, value))
 
 
-async def _read(connection: _Connection, text: sql.SQL, params: list[str], limits: Db) -> Output:
+async def _read(connection: _Connection, text: sql.SQL, params: list[str], limits: DbSettings) -> Output:
     async with psycopg.AsyncRawServerCursor(connection, "moothall") as cursor:
         await cursor.execute(text, params)
         table = Table([column.name for column in cursor.description or ()], limits)
@@ -155,7 +155,7 @@ async def _read(connection: _Connection, text: sql.SQL, params: list[str], limit
         return table.output()
 
 
-async def _change(connection: _Connection, text: sql.SQL, params: list[str], limits: Db) -> Output:
+async def _change(connection: _Connection, text: sql.SQL, params: list[str], limits: DbSettings) -> Output:
     """Run a statement that may change data, and keep what it did."""
     async with psycopg.AsyncRawCursor(connection) as cursor:
         await cursor.execute(text, params, prepare=True)  # prepared: one statement, never several

@@ -13,7 +13,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 from moothall.errors import CallFailed, InvalidRequest, Refused
 from moothall.toolkits.answering import Output
 from moothall.toolkits.db.rows import jsonable, size
-from moothall.toolkits.db.settings import Db
+from moothall.toolkits.db.settings import DbSettings
 
 _NEVER = frozenset(
     {
@@ -70,7 +70,7 @@ class _Bounded:
         return self._stream.at_eof()
 
 
-async def command(url: str, words: str, args: list[str], limits: Db) -> Output:
+async def command(url: str, words: str, args: list[str], limits: DbSettings) -> Output:
     """Return the reply to a command. Raises `InvalidRequest`, `Refused`, `CallFailed`."""
     connection = _connection(url, limits)
     try:
@@ -90,7 +90,7 @@ async def command(url: str, words: str, args: list[str], limits: Db) -> Output:
         await connection.disconnect(nowait=True)
 
 
-def _connection(url: str, limits: Db) -> AbstractConnection:
+def _connection(url: str, limits: DbSettings) -> AbstractConnection:
     options: dict[str, Any] = dict(parse_url(url))
     kind = options.pop("connection_class", Connection)
     given = {"decode_responses": False, "protocol": 2, "socket_connect_timeout": limits.seconds}
@@ -98,7 +98,7 @@ def _connection(url: str, limits: Db) -> AbstractConnection:
     return made
 
 
-async def _connect(connection: AbstractConnection, limits: Db) -> None:
+async def _connect(connection: AbstractConnection, limits: DbSettings) -> None:
     try:
         await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's
     except (RedisError, OSError) as error:
@@ -109,7 +109,7 @@ async def _connect(connection: AbstractConnection, limits: Db) -> None:
     parser._stream = _Bounded(parser._stream, limits.receive_bytes)  # noqa: SLF001 - as above
 
 
-async def _ask(connection: AbstractConnection, name: list[str], args: list[str], limits: Db) -> Output:
+async def _ask(connection: AbstractConnection, name: list[str], args: list[str], limits: DbSettings) -> Output:
     await connection.send_command("COMMAND", "INFO", *_candidates(name, args))
     told = await connection.read_response()
     known = {entry[0].decode().upper().replace("|", " "): entry for entry in told if entry}
@@ -124,7 +124,7 @@ def _candidates(name: list[str], args: list[str]) -> list[str]:
     return [name[0], f"{name[0]}|{subcommand}"] if subcommand else name[:1]
 
 
-def _judge(name: str, args: list[str], known: dict[str, list[Any]], limits: Db) -> None:
+def _judge(name: str, args: list[str], known: dict[str, list[Any]], limits: DbSettings) -> None:
     base = known.get(name.split(" ", maxsplit=1)[0])
     if base is None:
         raise InvalidRequest(f"this Redis server knows no command {name}")
@@ -155,7 +155,7 @@ def _word(flag: bytes | str) -> str:
     return flag.decode() if isinstance(flag, bytes) else flag
 
 
-def _cut(reply: Any, limits: Db) -> Output:
+def _cut(reply: Any, limits: DbSettings) -> Output:
     if isinstance(reply, list):
         kept, left = [], limits.result_bytes
         for item in reply[: limits.rows]:

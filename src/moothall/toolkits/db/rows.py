@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moothall.toolkits.answering import Output
-from moothall.toolkits.db.settings import Db
+from moothall.toolkits.db.settings import DbSettings
 
 _DEEP = 40
 
@@ -50,7 +50,7 @@ class Table:
     """Rows as they come, until there are as many as the operator lets out."""
 
     columns: Sequence[str]
-    limits: Db
+    limits: DbSettings
     rows: list[list[Any]] = field(default_factory=list)
     cut: bool = False
     _left: int = 0

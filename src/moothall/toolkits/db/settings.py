@@ -23,7 +23,7 @@ class Databases(Section):
     neo4j_url_file: Path | None = None
 
 
-class Db(Databases):
+class DbSettings(Databases):
     """The tools `db.*`. Granted to no role unless `policies/roles.yaml` says so."""
 
     tenants: Mapping[str, Databases] = Field(

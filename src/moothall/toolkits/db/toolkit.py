@@ -14,7 +14,7 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import CallFailed, ConfigurationError
 from moothall.ports import Workspace
 from moothall.toolkits.answering import Output, answer_within
-from moothall.toolkits.db.settings import Databases, Db
+from moothall.toolkits.db.settings import Databases, DbSettings
 
 SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
     "postgres": ("postgresql", "postgres"),
@@ -49,7 +49,7 @@ TRIALS: Final[Mapping[str, Mapping[str, Any]]] = {
 class DatabaseTools:
     """The toolkit of the category `db`. `call` is a `ports.Toolkit`."""
 
-    def __init__(self, settings: Db) -> None:
+    def __init__(self, settings: DbSettings) -> None:
         """Raises `ConfigurationError` for a URL that is none."""
         self._settings = settings
         self._secrets = secret_values(settings)

@@ -11,7 +11,7 @@ from moothall.domain.tool import ToolCall
 from moothall.errors import CallFailed, InvalidRequest
 from moothall.ports import Workspace
 from moothall.toolkits.answering import in_workspace
-from moothall.toolkits.docker.settings import Docker
+from moothall.toolkits.docker.settings import DockerSettings
 
 _PROGRAMS = (b"#!", b"\x7fELF")
 _DOCKERFILE_BYTES = 100_000
@@ -26,7 +26,7 @@ class BuildContext:
     dockerfile_path: str
 
 
-async def pack(workspace: Workspace, call: ToolCall, settings: Docker) -> BuildContext:
+async def pack(workspace: Workspace, call: ToolCall, settings: DockerSettings) -> BuildContext:
     """Return the files below the call's `path`. Owner, time and links of files are not kept; programs may be executed.
 
     Raises `InvalidRequest` where there are too many or too large, or no Dockerfile; `NotStored` where the workspace gives none.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from moothall.aio import beside
 from moothall.config import Settings
 from moothall.errors import MoothallError
-from moothall.toolkits.docker.settings import Docker
+from moothall.toolkits.docker.settings import DockerSettings
 from moothall.toolkits.family import Family, Opened
 
 if TYPE_CHECKING:  # as in `toolkits.family`
@@ -19,11 +19,11 @@ if TYPE_CHECKING:  # as in `toolkits.family`
 _NEEDED = ("MemoryLimit", "PidsLimit", "CpuCfsQuota")
 
 
-class DockerFamily(Family[Docker]):
+class DockerFamily(Family[DockerSettings]):
     """`docker.*`, on an engine of the operator's. What a workspace made there is removed when it ends."""
 
     section = "docker"
-    kind = Docker
+    kind = DockerSettings
 
     def specs(self, settings: Settings) -> Sequence[ToolSpec]:
         """See `Family`."""

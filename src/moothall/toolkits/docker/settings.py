@@ -7,7 +7,7 @@ from pydantic import Field
 from moothall.config import Section
 
 
-class Docker(Section):
+class DockerSettings(Section):
     """The tools `docker.*`. No host: there are none. Granted to no role unless the table says so."""
 
     host: str | None = Field(

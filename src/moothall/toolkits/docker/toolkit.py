@@ -23,7 +23,7 @@ from moothall.toolkits.answering import Output, answer_within
 from moothall.toolkits.docker import dockerfile
 from moothall.toolkits.docker.context import BuildContext, pack
 from moothall.toolkits.docker.engine import DockerEngine, engine_at, quote_name, socket_of
-from moothall.toolkits.docker.settings import Docker
+from moothall.toolkits.docker.settings import DockerSettings
 
 log = get_logger(__name__)
 
@@ -41,7 +41,7 @@ def owner_of(tenant: str, workspace: str) -> str:
 class DockerTools:
     """The toolkit of the category `docker`. `call` is a `ports.Toolkit`."""
 
-    def __init__(self, settings: Docker) -> None:
+    def __init__(self, settings: DockerSettings) -> None:
         """Raises `ConfigurationError` for a host that is none."""
         self._settings = settings
         self._host = settings.host or ""
@@ -155,7 +155,7 @@ async def _lines(content: Any) -> AsyncIterator[Mapping[str, Any]]:
 class _Mine:
     """What a workspace may do with the engine."""
 
-    def __init__(self, engine: DockerEngine, settings: Docker, owner: str, making: asyncio.Lock) -> None:
+    def __init__(self, engine: DockerEngine, settings: DockerSettings, owner: str, making: asyncio.Lock) -> None:
         self._engine, self._settings, self._owner, self._making = engine, settings, owner, making
 
     async def build(self, context: BuildContext, tag: str) -> Output:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from moothall.config import Settings
 from moothall.errors import MoothallError
 from moothall.toolkits.family import Family, Opened
-from moothall.toolkits.mcp.settings import Mcp
+from moothall.toolkits.mcp.settings import McpSettings
 from moothall.toolkits.web.family import WebFamily
 
 if TYPE_CHECKING:  # as in `toolkits.family`
@@ -18,11 +18,11 @@ if TYPE_CHECKING:  # as in `toolkits.family`
     from moothall.tools.spec import ToolSpec
 
 
-class McpFamily(Family[Mcp]):
+class McpFamily(Family[McpSettings]):
     """`mcp.<server>.<tool>`: what the operator took of the servers that the settings name."""
 
     section = "mcp"
-    kind = Mcp
+    kind = McpSettings
 
     def specs(self, settings: Settings) -> Sequence[ToolSpec]:
         """Those that were taken, as they were then."""

@@ -22,14 +22,14 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCRequest, jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from moothall.config import Sandbox
+from moothall.config import SandboxSettings
 from moothall.errors import CallFailed
 from moothall.network.destinations import Destinations
 from moothall.network.proxy import proxying
 from moothall.ports import Workspace
 from moothall.sandbox.spawn import Sandboxed, spawn
 from moothall.sandbox.spec import SandboxSpec, interpreter, interpreter_binds
-from moothall.toolkits.mcp.settings import Server
+from moothall.toolkits.mcp.settings import McpServerSettings
 
 for _name in ("mcp.client", "mcp.shared"):  # what a server sent is nothing for the operator's terminal
     logging.getLogger(_name).setLevel(logging.CRITICAL)
@@ -72,7 +72,7 @@ def _text(message: SessionMessage) -> str:
 
 
 @asynccontextmanager
-async def in_sandbox(server: Server, sandbox: Sandbox, most: int, ended: LinkEnd) -> AsyncIterator[Streams]:
+async def in_sandbox(server: McpServerSettings, sandbox: SandboxSettings, most: int, ended: LinkEnd) -> AsyncIterator[Streams]:
     """Run it in a sandbox of its own, which has no network and no files but the system's."""
     ended.left = ended.most = most
     ours, theirs = socket.socketpair()
@@ -121,7 +121,7 @@ async def _speak(going: Going, writer: asyncio.StreamWriter) -> None:
                 return  # it has ended, as is heard where it is listened to
 
 
-def _spec(server: Server, sandbox: Sandbox, descriptor: int) -> SandboxSpec:
+def _spec(server: McpServerSettings, sandbox: SandboxSettings, descriptor: int) -> SandboxSpec:
     folders = sandbox.toolchains
     path = ":".join((*(f"{folder}/bin" for folder in folders), "/usr/local/bin", "/usr/bin", "/bin"))
     return SandboxSpec(
@@ -136,7 +136,7 @@ def _spec(server: Server, sandbox: Sandbox, descriptor: int) -> SandboxSpec:
 
 @asynccontextmanager
 async def in_workspace(
-    server: Server, workspace: Workspace, seconds: float, most: int, ended: LinkEnd, *, keeps: bool
+    server: McpServerSettings, workspace: Workspace, seconds: float, most: int, ended: LinkEnd, *, keeps: bool
 ) -> AsyncIterator[Streams]:
     """Run it where the workspace's own commands run, among its files. It hears what the client says when it has said what it was asked."""
     async with _streams() as (streams, coming, going), anyio.create_task_group() as group:
@@ -204,7 +204,7 @@ async def _streams() -> AsyncIterator[tuple[Streams, Coming, Going]]:
 
 
 @asynccontextmanager
-async def over_http(server: Server, destinations: Destinations, most: int, ended: LinkEnd) -> AsyncIterator[Streams]:
+async def over_http(server: McpServerSettings, destinations: Destinations, most: int, ended: LinkEnd) -> AsyncIterator[Streams]:
     """Speak to it through a proxy that connects to the one address that was judged. Raises `InvalidRequest`, `Refused`."""
     address = (await destinations.pin(server.url)).split(":", 2)[2].strip("[]")
     only = Destinations(networks=(ipaddress.ip_network(address),), only=True, setting=destinations.setting)

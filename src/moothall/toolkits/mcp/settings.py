@@ -30,7 +30,7 @@ class Declared(Section):
     summary: str = Field("", max_length=200, description="what prompts say of it; empty: what its server says, in quotes")
 
 
-class Server(Section):
+class McpServerSettings(Section):
     """A server, reached by a `command` or at a `url`."""
 
     command: tuple[str, ...] = Field(
@@ -86,10 +86,12 @@ class Server(Section):
 ServerName = Annotated[str, Field(pattern="^[a-z][a-z0-9]{0,39}$")]
 
 
-class Mcp(Section):
+class McpSettings(Section):
     """The tools `mcp.*`, of MCP servers. `moothall tools take NAME` takes a server's into the catalogue. Granted to no role unless the table says so."""
 
-    servers: Mapping[ServerName, Server] = Field(default_factory=dict, description="by name; [mcp.servers.NAME] in the file")
+    servers: Mapping[ServerName, McpServerSettings] = Field(
+        default_factory=dict, description="by name; [mcp.servers.NAME] in the file"
+    )
     folder: Path | None = Field(None, description="where the lists of taken tools lie; unset: mcp in the data directory")
     seconds: float = Field(60.0, gt=0, le=3600, description="one call, the server's start included")
     at_once: int = Field(4, ge=1, description="calls that one process makes at the same time")

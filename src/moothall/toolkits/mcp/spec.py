@@ -16,7 +16,7 @@ from moothall.config import Settings
 from moothall.domain.ids import digest
 from moothall.errors import ConfigurationError
 from moothall.toolkits.mcp.schema import arguments_of
-from moothall.toolkits.mcp.settings import Declared, Mcp, Server
+from moothall.toolkits.mcp.settings import Declared, McpServerSettings, McpSettings
 from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Cost, Danger, Requirements, ToolSpec
 
@@ -69,7 +69,7 @@ def plain(text: str, most: int) -> str:
     return " ".join("".join(sign if sign.isprintable() else " " for sign in text[: 4 * most]).split())[:most]
 
 
-def read_offers(name: str, settings: Mcp, offers: Iterable[OfferedTool]) -> Read:
+def read_offers(name: str, settings: McpSettings, offers: Iterable[OfferedTool]) -> Read:
     """Return the tools that a server offers as the catalogue's."""
     tools: dict[str, TakenTool] = {}
     refused: list[str] = []
@@ -91,7 +91,7 @@ def read_offers(name: str, settings: Mcp, offers: Iterable[OfferedTool]) -> Read
     return Read(tuple(tools.values()), tuple(refused))
 
 
-def _spec(server: str, settings: Mcp, offer: OfferedTool) -> ToolSpec:
+def _spec(server: str, settings: McpSettings, offer: OfferedTool) -> ToolSpec:
     if not _TOOL.fullmatch(offer.name):
         raise ValueError("a tool's name is up to 64 letters, digits and _ - . / :")
     own = settings.servers[server]
@@ -121,17 +121,17 @@ def _spec(server: str, settings: Mcp, offer: OfferedTool) -> ToolSpec:
 _FILES: Mapping[str, Any] = {"none": "none", "read": "read", "write": "write"}
 
 
-def files_for(server: Server, danger: Danger) -> str:
+def files_for(server: McpServerSettings, danger: Danger) -> str:
     """Return what a tool is given of the workspace's files: one that only reads cannot write, whatever its server may."""
     return "read" if server.files == "write" and danger is Danger.READ else server.files
 
 
-def list_file(settings: Settings, own: Mcp, server: str) -> Path:
+def list_file(settings: Settings, own: McpSettings, server: str) -> Path:
     """Return where the list of a server's taken tools lies."""
     return (own.folder or settings.data_dir / "mcp") / f"{server}.json"
 
 
-def taken_tools(settings: Settings, own: Mcp) -> Sequence[TakenTool]:
+def taken_tools(settings: Settings, own: McpSettings) -> Sequence[TakenTool]:
     """Return the tools that were taken, those of one server after the other's. Raises `ConfigurationError` for a file that is no such list."""
     found: list[TakenTool] = []
     for name, server in own.servers.items():
@@ -147,7 +147,7 @@ def taken_tools(settings: Settings, own: Mcp) -> Sequence[TakenTool]:
     return found
 
 
-def _settings_text(own: Mcp, server: Server, name: str) -> str:
+def _settings_text(own: McpSettings, server: McpServerSettings, name: str) -> str:
     """What the settings say that a tool's entry goes by, as a text."""
     return own.model_copy(
         update={"servers": {name: server.model_copy(update={"credentials": {}, "credentials_file": None})}}
@@ -162,10 +162,10 @@ def _read(file: str, name: str, text: bytes, settings: str) -> tuple[TakenTool, 
         ]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigurationError(f"{file} is no list of taken tools; `moothall tools take {name}` writes it anew") from error
-    return read_offers(name, Mcp.model_validate_json(settings), offers).tools
+    return read_offers(name, McpSettings.model_validate_json(settings), offers).tools
 
 
-def keep(settings: Settings, own: Mcp, server: str, tools: Sequence[TakenTool]) -> Path:
+def keep(settings: Settings, own: McpSettings, server: str, tools: Sequence[TakenTool]) -> Path:
     """Write the list of a server's taken tools. Raises `ConfigurationError`."""
     file = list_file(settings, own, server)
     told = [{"name": one.offer.name, "description": one.offer.description, "schema": one.offer.schema} for one in tools]

@@ -14,9 +14,9 @@ from moothall.errors import CallFailed, NotFound
 from moothall.network.destinations import Destinations
 from moothall.ports import Workspace
 from moothall.toolkits.answering import Output, answer_within
-from moothall.toolkits.mcp.settings import Mcp, Server
+from moothall.toolkits.mcp.settings import McpServerSettings, McpSettings
 from moothall.toolkits.mcp.spec import OfferedTool, TakenTool, files_for
-from moothall.toolkits.web.settings import Http
+from moothall.toolkits.web.settings import HttpSettings
 
 if TYPE_CHECKING:  # the SDK costs start time, and few have servers
     from mcp import Client
@@ -29,7 +29,7 @@ _LACKS = "MCP's library is not installed: pip install 'moothall[mcp]'"
 class McpTools:
     """The toolkit of the category `mcp`. `call` is a `ports.Toolkit`. Servers that live on end with their workspace, or with `close`."""
 
-    def __init__(self, settings: Settings, own: Mcp, http: Http, tools: Sequence[TakenTool] = ()) -> None:
+    def __init__(self, settings: Settings, own: McpSettings, http: HttpSettings, tools: Sequence[TakenTool] = ()) -> None:
         self._own, self._sandbox = own, settings.sandbox
         self._destinations = Destinations.read(http.allow, only=http.only_allowed)
         self._tools = {one.spec.name: one for one in tools}
@@ -116,7 +116,7 @@ class McpTools:
         async with connected(name, lambda told: self._link(server, workspace, told, keeps=keeps), own.seconds, ended) as client:
             yield client
 
-    def _link(self, server: Server, workspace: Workspace | None, ended: Any, *, keeps: bool) -> Any:
+    def _link(self, server: McpServerSettings, workspace: Workspace | None, ended: Any, *, keeps: bool) -> Any:
         from moothall.toolkits.mcp import links
 
         most = self._own.receive_bytes

@@ -14,7 +14,7 @@ from yarl import URL
 
 from moothall.errors import CallFailed, InvalidRequest, Permanent, Refused
 from moothall.network.destinations import Destinations, Unreachable
-from moothall.toolkits.web.settings import Http
+from moothall.toolkits.web.settings import HttpSettings
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _TO_GET = frozenset({301, 302, 303})
@@ -49,7 +49,7 @@ class HttpResponse:
 class HttpCaller:
     """Makes calls. No cookies, no proxy, no kept connections: what one tenant's call leaves behind, another's cannot meet."""
 
-    def __init__(self, settings: Http) -> None:
+    def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
         self._destinations = Destinations.read(settings.allow, only=settings.only_allowed)
 

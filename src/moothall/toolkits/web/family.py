@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from moothall.config import Settings
 from moothall.toolkits.family import Family, Opened
-from moothall.toolkits.web.settings import Http
+from moothall.toolkits.web.settings import HttpSettings
 
 if TYPE_CHECKING:  # as in `toolkits.family`
     from moothall.tools.spec import ToolSpec
 
 
-class WebFamily(Family[Http]):
+class WebFamily(Family[HttpSettings]):
     """`http.*` and `web.*`."""
 
     section = "http"
-    kind = Http
+    kind = HttpSettings
 
     def specs(self, settings: Settings) -> Sequence[ToolSpec]:
         """See `Family`."""

@@ -7,7 +7,7 @@ from pydantic import Field
 from moothall.config import Section
 
 
-class Http(Section):
+class HttpSettings(Section):
     """What tools may do on the network: `http.*` and `web.*`. They are granted to no role unless `policies/roles.yaml` says so."""
 
     allow: tuple[str, ...] = Field(

@@ -14,7 +14,7 @@ from moothall.ports import Workspace
 from moothall.toolkits.answering import Output, answer_within, in_workspace
 from moothall.toolkits.web.exchange import HttpCaller, HttpResponse
 from moothall.toolkits.web.page import read_page
-from moothall.toolkits.web.settings import Http
+from moothall.toolkits.web.settings import HttpSettings
 
 _METHODS = {f"http.{name}": name.upper() for name in ("get", "head", "post", "put", "patch", "delete")}
 _TEXTS = ("text/", "application/json", "application/xml", "application/xhtml+xml", "application/javascript", "application/yaml")
@@ -24,7 +24,7 @@ _FOUND, _FOUND_CHARS = 20, 500
 class WebTools:
     """The toolkit of the categories `http` and `web`. `call` is a `ports.Toolkit`."""
 
-    def __init__(self, settings: Http) -> None:
+    def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
         self._exchange = HttpCaller(settings)
         # The operator's own server: called wherever it is.

@@ -11,7 +11,7 @@ from typing import Any, Self, cast
 from kubernetes import client, config, watch
 from urllib3.exceptions import HTTPError
 
-from moothall.config import Jobs
+from moothall.config import JobSettings
 from moothall.errors import ConfigurationError, SandboxUnavailable
 from moothall.telemetry import get_logger
 from moothall.workspace.jobs import trouble
@@ -26,7 +26,7 @@ _CONFLICT, _GONE, _MISSING = 409, 410, 404
 class Cluster:
     """An async context manager: what it made is removed when it ends. `host` names this process in labels."""
 
-    def __init__(self, jobs: Jobs, host: str) -> None:
+    def __init__(self, jobs: JobSettings, host: str) -> None:
         self._jobs, self.host = jobs, host
         self._made: set[str] = set()
         self._wrong: dict[str, asyncio.Future[str]] = {}

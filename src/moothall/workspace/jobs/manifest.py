@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from moothall.config import Runner, Settings
+from moothall.config import RunnerSettings, Settings
 from moothall.inside.confinement import BOOT
 from moothall.sandbox.spec import ENVIRONMENT, UID, WORKSPACE
 from moothall.workspace.box import BoxSetup
@@ -28,7 +28,7 @@ _RESTRICTED = {
 }
 
 
-def containers(place: BoxSetup, runner: Runner) -> dict[int, str]:
+def containers(place: BoxSetup, runner: RunnerSettings) -> dict[int, str]:
     """Return the containers beside the link, by their stream: one for tools, and one for blocks of CPython on the same files."""
     blocks = bool(place.tree) and runner.enabled and runner.full
     return {HANDS: "hands", **({CODE: "code"} if blocks else {})}

@@ -17,7 +17,7 @@ from kubernetes import client
 
 from house import WRONG, by_task, scripted, turn
 from moothall.bus.nats.jetstream import open_bus
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.testing.model import Fault, call_id_of, phase_of, scripted_model, seat_of
 from support import gobuilt
 from support.kube import house
@@ -84,7 +84,7 @@ async def standing(
     inside = ("-n", house.SPACE, "exec", "deploy/moothall-api", "--")
     await ask(*inside, "python", "-c", SAMPLE, "/data/sample")
     await ask(*inside, "moothall", "repo", "add", "/data/sample", "--id", "sample")
-    settings = Bus(replicas=3, credentials_file=folder / "bus/services.creds")
+    settings = BusSettings(replicas=3, credentials_file=folder / "bus/services.creds")
     async with open_bus(settings, ",".join(f"nats://{address}:4222" for address in servers)) as bus:
         authority = (home.keys / "ca.crt").read_bytes()
         yield Standing(api, bus, folders, f"{door.strip()}:50055", authority, counted[1], "sample")

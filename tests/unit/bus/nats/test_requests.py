@@ -11,7 +11,7 @@ import pytest
 from moothall.aio import beside
 from moothall.bus.nats.jetstream import open_bus
 from moothall.bus.nats.server import embedded_server
-from moothall.config import Bus
+from moothall.config import BusSettings
 from moothall.domain.fleet import FLEET
 from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest
@@ -24,7 +24,11 @@ async def test_all_who_answer_are_heard_and_nobody_is_not_waited_for(tmp_path: P
 
         return answer
 
-    async with embedded_server(Bus(), tmp_path / "bus") as url, open_bus(Bus(), url) as bus, AsyncExitStack() as stack:
+    async with (
+        embedded_server(BusSettings(), tmp_path / "bus") as url,
+        open_bus(BusSettings(), url) as bus,
+        AsyncExitStack() as stack,
+    ):
         assert [said async for said in bus.ask_all(FLEET, {}, 600)] == []
         for name in ("one", "two"):
             await stack.enter_async_context(beside(bus.answer(FLEET, named(name)), name))

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.front.desk import Desk
 from moothall.council.front.request import Defaults, plan
 from moothall.council.prompting.briefing import Briefings
@@ -35,20 +35,20 @@ def bus() -> MemoryBus:
 
 @pytest.fixture
 def desk(bus: MemoryBus) -> Desk:
-    return Desk(bus, Remembering(), Defaults(Limits()), clock=lambda: NOW)
+    return Desk(bus, Remembering(), Defaults(LimitSettings()), clock=lambda: NOW)
 
 
 def test_zero_means_the_default() -> None:
-    planned = plan(TASK, LOCAL, Defaults(Limits()), NOW)
+    planned = plan(TASK, LOCAL, Defaults(LimitSettings()), NOW)
     assert planned.seats == ("agent-dev-001", "agent-dev-002", "agent-dev-003")
     assert (planned.protocol, planned.rounds) == ("tests_then_verify", 1)
-    assert planned.deadline == NOW + timedelta(seconds=Limits().deliberation_seconds)
-    assert planned.budget.calls == Limits().calls
+    assert planned.deadline == NOW + timedelta(seconds=LimitSettings().deliberation_seconds)
+    assert planned.budget.calls == LimitSettings().calls
 
 
 def test_single_has_one_seat() -> None:
     request = DeliberationRequest(description="x", role="qa", protocol="single", num_agents=5)
-    assert plan(request, LOCAL, Defaults(Limits()), NOW).seats == ("agent-qa-001",)
+    assert plan(request, LOCAL, Defaults(LimitSettings()), NOW).seats == ("agent-qa-001",)
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_single_has_one_seat() -> None:
 )
 def test_what_cannot_be_right_is_named(request_: DeliberationRequest, wanted: str) -> None:
     with pytest.raises(InvalidRequest, match=wanted):
-        plan(request_, LOCAL, Defaults(Limits()), NOW)
+        plan(request_, LOCAL, Defaults(LimitSettings()), NOW)
 
 
 def test_checks_of_a_request_are_commands_with_names_of_their_own() -> None:
     asked = replace(TASK, checks=("make lint", "python -c 'print(1)'"), tools=("files.read",))
-    planned = plan(asked, LOCAL, Defaults(Limits()), NOW)
+    planned = plan(asked, LOCAL, Defaults(LimitSettings()), NOW)
     assert planned.checks == {"validation-1": ("make", "lint"), "validation-2": ("python", "-c", "print(1)")}
     assert planned.tools == ("files.read",)
 
@@ -90,7 +90,7 @@ def test_checks_of_a_request_are_commands_with_names_of_their_own() -> None:
 )
 def test_a_check_that_cannot_be_right_is_refused(request_: DeliberationRequest, wanted: str) -> None:
     with pytest.raises(InvalidRequest, match=wanted):
-        plan(request_, LOCAL, Defaults(Limits()), NOW)
+        plan(request_, LOCAL, Defaults(LimitSettings()), NOW)
 
 
 async def test_submitted_is_recorded_and_handed_out(desk: Desk, bus: MemoryBus) -> None:
@@ -179,8 +179,8 @@ async def _recorded(bus: MemoryBus, task_id: str = "task-1") -> str:
     return str(first.event.data["context"])
 
 
-def _telling(bus: MemoryBus, graph: MemoryGraph, limits: Limits | None = None) -> Desk:
-    limits = limits or Limits()
+def _telling(bus: MemoryBus, graph: MemoryGraph, limits: LimitSettings | None = None) -> Desk:
+    limits = limits or LimitSettings()
     return Desk(bus, Remembering(), Defaults(limits), clock=lambda: NOW, tell=Briefings(graph.ask, limits).tell)
 
 
@@ -199,7 +199,7 @@ async def test_what_the_graph_says_of_a_story_is_recorded_once_and_not_asked_aga
 async def test_what_earlier_tasks_decided_comes_with_it_within_one_budget(bus: MemoryBus) -> None:
     graph = MemoryGraph()
     graph.tell("context", {"story": {"headline": "Greet"}, "comments": [{"actor": "ann", "comment": "soon " * 70}] * 9})
-    limits = Limits(context_tokens=400)
+    limits = LimitSettings(context_tokens=400)
     design = "architect: a function. " * 20
     told = await _telling(bus, graph, limits).submit(replace(OF_STORY, context=design), LOCAL)
     assert told.context.startswith("the story:\n- Greet")
@@ -228,5 +228,5 @@ async def test_a_graph_that_does_not_answer_stops_nobody(bus: MemoryBus) -> None
     async def away(*_: object, **__: object) -> list[dict[str, object]]:
         raise GraphUnavailable("it is away")
 
-    desk = Desk(bus, Remembering(), Defaults(Limits()), clock=lambda: NOW, tell=Briefings(away, Limits()).tell)
+    desk = Desk(bus, Remembering(), Defaults(LimitSettings()), clock=lambda: NOW, tell=Briefings(away, LimitSettings()).tell)
     assert (await desk.submit(replace(OF_STORY, context="a design"), LOCAL)).context == "a design"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.front.desk import Desk
 from moothall.council.front.forking import take_over
 from moothall.council.front.request import Defaults
@@ -36,7 +36,7 @@ INSTEAD = "Write hello_world() after all."
 
 
 def desk_of(bus: MemoryBus) -> Desk:
-    return Desk(bus, Remembering(), Defaults(Limits()))
+    return Desk(bus, Remembering(), Defaults(LimitSettings()))
 
 
 async def begun(bus: MemoryBus, d: Deliberation) -> None:

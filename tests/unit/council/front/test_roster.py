@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Limits, Llm, Models
+from moothall.config import LimitSettings, LlmSettings, Models
 from moothall.council.front.request import Defaults, plan
 from moothall.council.front.roster import Roster
 from moothall.domain.council import Agent, Capabilities, CouncilConfig
@@ -19,7 +19,7 @@ from moothall.testing.bus import MemoryBus
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 OTHER = Principal("eve", "elsewhere")
 PLAIN = CouncilConfig()
-MODELS = Models.of(Llm(model="qwen", tier="small"), {"x": Llm(model="deep", tier="large", roles=("qa",))})
+MODELS = Models.of(LlmSettings(model="qwen", tier="small"), {"x": LlmSettings(model="deep", tier="large", roles=("qa",))})
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def bus() -> MemoryBus:
 
 @pytest.fixture
 def roster(bus: MemoryBus) -> Roster:
-    return Roster(bus, Limits(), MODELS)
+    return Roster(bus, LimitSettings(), MODELS)
 
 
 async def test_without_a_council_the_default_one_serves(roster: Roster) -> None:
@@ -40,7 +40,7 @@ async def test_without_a_council_the_default_one_serves(roster: Roster) -> None:
 async def test_a_council_survives_a_restart_and_belongs_to_its_tenant(bus: MemoryBus, roster: Roster) -> None:
     made = await roster.create("DEV", 2, CouncilConfig(rounds=2, peer_review=True, params={"protocol": "vote"}), LOCAL)
     assert (made.id, [agent.id for agent in made.agents]) == ("council-dev", ["agent-dev-001", "agent-dev-002"])
-    fresh = Roster(bus, Limits())
+    fresh = Roster(bus, LimitSettings())
     await fresh.refresh()
     assert fresh.find("dev", "local") == made
     assert fresh.find("dev", "elsewhere") is None
@@ -52,14 +52,16 @@ async def test_its_settings_fill_the_zeros_of_a_request(roster: Roster) -> None:
     params = {"protocol": "debate", "adaptive": "true", "max_iterations": "4", "timeout_seconds": "60"}
     council = await roster.create("dev", 2, CouncilConfig(rounds=3, peer_review=True, params=params), LOCAL)
     asked = DeliberationRequest("x", "dev")
-    planned = plan(asked, LOCAL, Defaults(Limits()), NOW, council)
+    planned = plan(asked, LOCAL, Defaults(LimitSettings()), NOW, council)
     assert planned.seats == ("agent-dev-001", "agent-dev-002")
     assert (planned.rounds, planned.peer_review, planned.protocol) == (3, True, "debate")
     assert (planned.adaptive, planned.max_turns, (planned.deadline - NOW).seconds) == (True, 4, 60)
-    own = plan(DeliberationRequest("x", "dev", rounds=1, num_agents=1, protocol="vote"), LOCAL, Defaults(Limits()), NOW, council)
+    own = plan(
+        DeliberationRequest("x", "dev", rounds=1, num_agents=1, protocol="vote"), LOCAL, Defaults(LimitSettings()), NOW, council
+    )
     assert (own.rounds, len(own.seats), own.protocol) == (1, 1, "vote")
     with pytest.raises(InvalidRequest, match="the dev council has 2: agent-dev-001, agent-dev-002"):
-        plan(DeliberationRequest("x", "dev", num_agents=3), LOCAL, Defaults(Limits()), NOW, council)
+        plan(DeliberationRequest("x", "dev", num_agents=3), LOCAL, Defaults(LimitSettings()), NOW, council)
 
 
 async def test_the_same_again_changes_nothing_and_another_is_refused(bus: MemoryBus, roster: Roster) -> None:
@@ -103,7 +105,7 @@ async def test_agents_come_and_go(roster: Roster) -> None:
 
 
 async def test_a_council_is_bounded(bus: MemoryBus) -> None:
-    small = Roster(bus, Limits(agents=2, agent_chars=100))
+    small = Roster(bus, LimitSettings(agents=2, agent_chars=100))
     with pytest.raises(InvalidRequest, match="1 to 2 agents"):
         await small.create("dev", 3, PLAIN, LOCAL)
     await small.create("dev", 2, PLAIN, LOCAL)
@@ -159,14 +161,14 @@ async def test_an_endpoint_is_an_address(roster: Roster, endpoint: str) -> None:
 async def test_of_two_at_once_the_log_says_who_was_first(bus: MemoryBus) -> None:
     async def make(count: int) -> Any:
         try:
-            return await Roster(bus, Limits()).create("dev", count, PLAIN, LOCAL)
+            return await Roster(bus, LimitSettings()).create("dev", count, PLAIN, LOCAL)
         except AlreadyExists as error:
             return error
 
     ends = await asyncio.gather(*(make(1 + number % 4) for number in range(12)))
     won = {len(end.agents) for end in ends if not isinstance(end, AlreadyExists)}
     assert len(won) == 1
-    fresh = Roster(bus, Limits())
+    fresh = Roster(bus, LimitSettings())
     await fresh.refresh()
     council = fresh.find("dev", "local")
     assert council is not None
@@ -174,7 +176,7 @@ async def test_of_two_at_once_the_log_says_who_was_first(bus: MemoryBus) -> None
 
 
 async def test_what_is_malformed_changes_nothing_and_the_rest_is_followed(bus: MemoryBus, roster: Roster) -> None:
-    other = Roster(bus, Limits())
+    other = Roster(bus, LimitSettings())
     async with asyncio.TaskGroup() as group:
         following = group.create_task(roster.run())
         for data in ({"role": "wizard"}, {"role": "dev", "agents": 7, "config": {}}, {"role": "dev", "agent": None}):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import Limits, Llm, Models
+from moothall.config import LimitSettings, LlmSettings, Models
 from moothall.council.front.desk import Desk
 from moothall.council.front.request import Defaults
 from moothall.council.front.thread import EndedTask, thread_text
@@ -44,7 +44,7 @@ async def record(bus: MemoryBus, name: str, asked: str, outcome: Outcome | None 
 
 
 def desk_of(bus: MemoryBus, window: int = 8192) -> Desk:
-    return Desk(bus, Remembering(), Defaults(Limits(), models=Models(Llm(context_tokens=window))))
+    return Desk(bus, Remembering(), Defaults(LimitSettings(), models=Models(LlmSettings(context_tokens=window))))
 
 
 async def test_the_next_question_knows_what_came_before_and_begins_on_its_files() -> None:
@@ -78,7 +78,7 @@ async def test_a_repository_that_is_named_goes_before_that() -> None:
 async def test_a_conversation_about_text_stays_about_text() -> None:
     bus = MemoryBus()
     await record(bus, "first", "Hello", answered(deliberation("first", text=True)), text=True)
-    desk = Desk(bus, Remembering(), Defaults(Limits(), repository="sample"))
+    desk = Desk(bus, Remembering(), Defaults(LimitSettings(), repository="sample"))
     d = await desk.submit(NEXT, LOCAL)
     assert (d.repository, d.base_sha) == (None, None)
 

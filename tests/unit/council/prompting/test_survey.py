@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.config import Limits
+from moothall.config import LimitSettings
 from moothall.council.prompting.survey import Survey, Surveyor, SurveyOrder, read_survey
 from support.repos import SAMPLE, make_repo
 from support.workspace import TempWorkspaces
@@ -39,11 +39,11 @@ async def test_the_same_is_asked_once_and_a_failure_is_an_empty_survey(tmp_path:
     workspaces = TempWorkspaces(repo, tmp_path / "workspaces")
     workspaces.root.mkdir()
     prepared = await workspaces.prepare()
-    surveyor = Surveyor(workspaces, Limits())
+    surveyor = Surveyor(workspaces, LimitSettings())
     order = SurveyOrder(words=("greet",), map_chars=1000)
     found = await surveyor.survey(prepared, order)
     assert "def " in found.map
     assert await surveyor.survey(prepared, order) is found
     assert [name for name in workspaces.opened if name.startswith("survey")] == [workspaces.opened[-1]]
     workspaces.broken.add(workspaces.opened[-1])
-    assert await Surveyor(workspaces, Limits()).survey(prepared, order) == Survey()
+    assert await Surveyor(workspaces, LimitSettings()).survey(prepared, order) == Survey()

@@ -14,7 +14,7 @@ from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
 from moothall.toolkits.db.family import DbFamily
 from moothall.toolkits.db.rows import Table, jsonable, size
-from moothall.toolkits.db.settings import Databases, Db
+from moothall.toolkits.db.settings import Databases, DbSettings
 from moothall.toolkits.db.toolkit import DatabaseTools, url_of
 from moothall.wiring.rules import catalogue_of
 from support.gate import Room, in_seconds
@@ -47,7 +47,7 @@ def test_what_is_nested_too_deep_ends() -> None:
 
 @given(st.lists(st.lists(st.text(max_size=300), max_size=3), max_size=30))
 def test_a_table_lets_out_only_so_much(rows: list[list[str]]) -> None:
-    table = Table(["a"], Db(rows=10, result_bytes=1000))
+    table = Table(["a"], DbSettings(rows=10, result_bytes=1000))
     taken = [row for row in rows if not table.cut and table.take(row)]
     assert table.output()["rows"] == taken == rows[: len(taken)]
     assert len(taken) <= 10
@@ -57,16 +57,16 @@ def test_a_table_lets_out_only_so_much(rows: list[list[str]]) -> None:
 
 async def test_what_is_not_set_says_which_setting_is_missing() -> None:
     call = ToolCall("request-1", "db.redis", {"command": "GET", "args": ["a"]}, in_seconds(20))
-    result = await DatabaseTools(Db()).call(call, Room(), "local")
+    result = await DatabaseTools(DbSettings()).call(call, Room(), "local")
     assert (result.status, "MOOTHALL_DB__REDIS_URL is not set" in result.error) == (ToolStatus.ERROR, True)
 
 
 def test_a_url_of_another_kind_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"db\.redis_url is no URL that begins with redis://") as caught:
-        DatabaseTools(Db(tenants={"acme": Databases(redis_url=SecretStr("http://ann:hush-hush@host"))}))
+        DatabaseTools(DbSettings(tenants={"acme": Databases(redis_url=SecretStr("http://ann:hush-hush@host"))}))
     assert "hush" not in caught.value.message
     with pytest.raises(ConfigurationError):
-        url_of(Db(neo4j_url=SecretStr("bolt://[")), "neo4j")
+        url_of(DbSettings(neo4j_url=SecretStr("bolt://[")), "neo4j")
 
 
 def test_a_tenant_with_servers_of_its_own_has_no_others() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from moothall.toolkits.db.redis import _connect, _connection
-from moothall.toolkits.db.settings import Db
+from moothall.toolkits.db.settings import DbSettings
 
 
 async def test_replies_are_read_from_the_stream_that_we_bound() -> None:
@@ -17,7 +17,7 @@ async def test_replies_are_read_from_the_stream_that_we_bound() -> None:
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
-        limits = Db()
+        limits = DbSettings()
         connection = _connection(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", limits)
         await _connect(connection, limits)
         parser: Any = connection._parser

@@ -14,7 +14,7 @@ from moothall.guard.grants import read_grants, shipped_grants
 from moothall.settings import load_settings
 from moothall.toolkits.families import family_tools, unset_tools
 from moothall.toolkits.mcp.family import McpFamily
-from moothall.toolkits.mcp.settings import Mcp
+from moothall.toolkits.mcp.settings import McpSettings
 from moothall.toolkits.mcp.spec import OfferedTool, keep, read_offers
 from moothall.tools.catalogue import describe
 
@@ -22,8 +22,8 @@ NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 COMMAND = {"command": ["notes"]}
 
 
-def own(server: dict[str, Any] = COMMAND, **more: Any) -> Mcp:
-    return Mcp.model_validate({"servers": {"notes": server}, **more})
+def own(server: dict[str, Any] = COMMAND, **more: Any) -> McpSettings:
+    return McpSettings.model_validate({"servers": {"notes": server}, **more})
 
 
 def offer(name: str, description: str = "does it", schema: dict[str, Any] = NOTHING) -> OfferedTool:

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
-from moothall.toolkits.web.settings import Http
+from moothall.toolkits.web.settings import HttpSettings
 from moothall.toolkits.web.spec import SPECS
 from moothall.toolkits.web.toolkit import WebTools
 from support.folder import Folder
@@ -95,16 +95,16 @@ async def site() -> AsyncIterator[Site]:
 _ARGUMENTS = {spec.name: spec.arguments for spec in SPECS}
 
 
-async def act(tool: str, settings: Http, folder: Path | None = None, seconds: float = 20, **arguments: Any) -> ToolResult:
+async def act(tool: str, settings: HttpSettings, folder: Path | None = None, seconds: float = 20, **arguments: Any) -> ToolResult:
     """Run a tool as the gate would: arguments checked, defaults filled in."""
     checked = _ARGUMENTS[tool].model_validate(arguments).model_dump()
     call = ToolCall("request-1", tool, checked, in_seconds(seconds))
     return await WebTools(settings).call(call, Folder(folder or Path("/")), "local")
 
 
-def allowing(site: Site, **more: Any) -> Http:
+def allowing(site: Site, **more: Any) -> HttpSettings:
     """Settings of an operator who allows the site."""
-    return Http(allow=(f"127.0.0.1:{site.port}",), **more)
+    return HttpSettings(allow=(f"127.0.0.1:{site.port}",), **more)
 
 
 @pytest.mark.parametrize("method", ["get", "post", "put", "patch", "delete", "head"])
@@ -125,7 +125,7 @@ async def test_every_method_reaches_the_server(site: Site, method: str) -> None:
 )
 async def test_this_machine_is_not_reached_however_it_is_written(site: Site, host: str) -> None:
     """The address that would be connected to is what counts."""
-    result = await act("http.get", Http(), url=f"http://{host}:{site.port}/secret")
+    result = await act("http.get", HttpSettings(), url=f"http://{host}:{site.port}/secret")
     assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}, result
     assert not site.asked
 
@@ -163,7 +163,7 @@ async def test_redirects_are_followed_and_bounded(site: Site) -> None:
 async def test_credentials_do_not_follow_to_another_host(site: Site) -> None:
     """A header that proves who calls is for whom it was meant."""
     async with serving() as other:
-        settings = Http(allow=(f"127.0.0.1:{site.port}", f"127.0.0.1:{other.port}"))
+        settings = HttpSettings(allow=(f"127.0.0.1:{site.port}", f"127.0.0.1:{other.port}"))
         headers = {"Authorization": "Bearer mine", "X-Kept": "1"}
         result = await act("http.get", settings, url=f"{site.url}/to?where={other.url}/there", headers=headers)
         assert result.output["status"] == 200
@@ -246,7 +246,7 @@ async def test_what_is_no_answer_is_an_error(site: Site) -> None:
     """A closed port, an encoding that nobody asked for."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         closed = held.getsockname()[1]
-    result = await act("http.get", Http(allow=("127.0.0.0/8",)), url=f"http://127.0.0.1:{closed}/")
+    result = await act("http.get", HttpSettings(allow=("127.0.0.0/8",)), url=f"http://127.0.0.1:{closed}/")
     assert result.status is ToolStatus.ERROR
     assert "cannot be reached" in result.error
     result = await act("http.get", allowing(site), url=f"{site.url}/odd")
@@ -255,7 +255,7 @@ async def test_what_is_no_answer_is_an_error(site: Site) -> None:
 
 async def test_only_what_is_allowed(site: Site) -> None:
     """An operator may close the rest of the internet."""
-    settings = Http(allow=(f"127.0.0.1:{site.port}",), only_allowed=True)
+    settings = HttpSettings(allow=(f"127.0.0.1:{site.port}",), only_allowed=True)
     assert (await act("http.get", settings, url=f"{site.url}/x")).status is ToolStatus.SUCCESS
     result = await act("http.get", settings, url="https://example.org/")
     assert result.status is ToolStatus.BLOCKED
@@ -264,9 +264,9 @@ async def test_only_what_is_allowed(site: Site) -> None:
 
 async def test_the_operators_search_server_is_asked(site: Site) -> None:
     """Wherever it is; without one, the error says how to set it."""
-    result = await act("web.search", Http(search_url=site.url), query="zoneinfo & more", engines=["wikipedia"])
+    result = await act("web.search", HttpSettings(search_url=site.url), query="zoneinfo & more", engines=["wikipedia"])
     assert result.output["results"] == [{"title": "t", "url": "https://example.org", "text": "zoneinfo & more"}]
-    result = await act("web.search", Http(), query="x")
+    result = await act("web.search", HttpSettings(), query="x")
     assert "MOOTHALL_HTTP__SEARCH_URL" in result.error
 
 

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.config import Jobs, Sandbox, Settings, Workspace
+from moothall.config import JobSettings, SandboxSettings, Settings, WorkspaceSettings
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
 from moothall.workspace.box import BoxSetup
 from moothall.workspace.jobs.manifest import LINK, job
 
-JOBS = Jobs(
+JOBS = JobSettings(
     image="work:1", link_image="moothall:1", runtime_class="gvisor", node_selector={"pool": "work"}, pull_secrets=("hub",)
 )
-SETTINGS = Settings(jobs=JOBS, sandbox=Sandbox(memory_bytes=1_000_000_000))
+SETTINGS = Settings(jobs=JOBS, sandbox=SandboxSettings(memory_bytes=1_000_000_000))
 PLACE = BoxSetup("key", (Path("/tree"),), env=Path("/env"))
 SECRET = {"MOOTHALL_BUS__URL": "nats://bus:4222", "MOOTHALL_BUS__TOKEN": "s3cret"}
 
@@ -76,4 +76,4 @@ def test_a_value_stays_one_value(text: str) -> None:
 
 def test_a_kind_without_its_images_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"jobs.image, jobs.link_image, bus.url must be set"):
-        load_settings(data_dir=tmp_path, workspace=Workspace(kind="kubernetes"))
+        load_settings(data_dir=tmp_path, workspace=WorkspaceSettings(kind="kubernetes"))

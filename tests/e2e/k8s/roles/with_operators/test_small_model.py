@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from k8s.roles.standing import WHO, Standing
 
-from moothall.config import Llm
+from moothall.config import LlmSettings
 from moothall.domain.event import EventType
 from moothall.domain.topic import Channel
 from moothall.model.weights import fetch_weights
@@ -28,7 +28,7 @@ TASK = "In one sentence: what does a queue between two services do when it is fu
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def on_small(standing: Standing, home: Home) -> AsyncIterator[None]:
     """The model's pod, and the house asking it."""
-    weights = await fetch_weights(Llm(), home.root, lambda done, total: None)
+    weights = await fetch_weights(LlmSettings(), home.root, lambda done, total: None)
     await ask("delete", "pv", small.VOLUME, "--ignore-not-found", "--timeout=60s")
     await ask("apply", "-f", "-", given=small.objects(weights))
     await rolled_out(f"deployment/{small.NAME}")
