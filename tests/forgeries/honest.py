@@ -19,7 +19,7 @@ from moothall.config import LimitSettings
 from moothall.council.facts import Facts
 from moothall.council.judging.counter import CounterProof, Proving
 from moothall.council.judging.runs import FreshRuns
-from moothall.council.prompting.context import is_test
+from moothall.council.prompting.excerpt import is_test
 from moothall.domain.proposal import Proposal
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus

@@ -20,7 +20,7 @@ from moothall.ranking.normal import changed_code
 from moothall.ranking.patched import file_diffs
 from moothall.ranking.reach import reaches
 from moothall.ranking.shadows import find_shadows, new_modules
-from moothall.repositories.rules import is_test
+from moothall.repositories.patch_rules import is_test
 
 _CODE = (".py", ".go", ".rs", ".js", ".mjs", ".cjs", ".ts", ".mts")
 _TESTS = 500  # as the judge reads

@@ -21,9 +21,9 @@ from moothall.domain.proposal import Proposal
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.ranking import rank
-from moothall.repositories import rules
+from moothall.repositories import patch_rules
 from moothall.repositories.profile import PROTECTED, read_profile
-from moothall.sandbox.spec import interpreter
+from moothall.sandbox.bubblewrap import interpreter
 from moothall.testing.bus import MemoryBus
 from support.local import PACKAGES, Local, local
 
@@ -55,7 +55,7 @@ class Court:
         """Whether the patch wins as proven, alone; and the reasons. Without `look` nobody minds what its lines reach for."""
         diff = self.diff(files)
         bench = self.bench(f"f-{digest(diff)[:12]}")
-        tests = tuple(path for path in files if rules.is_test(path))
+        tests = tuple(path for path in files if patch_rules.is_test(path))
         judged = await bench.judge(Proposal("agent-dev-001", "dev", "", diff, own_tests=tests))
         if not look:
             judged = replace(judged, assessment=replace(judged.assessment, look=()))

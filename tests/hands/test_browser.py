@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from moothall.config import SandboxSettings
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
-from moothall.sandbox.spec import bubblewrap
+from moothall.sandbox.bubblewrap import bubblewrap
 from moothall.toolkits.browser.chromium import find_chromium
 from moothall.toolkits.browser.settings import BrowserSettings
 from moothall.toolkits.browser.spec import BrowserRun

@@ -15,7 +15,7 @@ from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.ports import Workspaces
-from moothall.repositories.rules import matches
+from moothall.repositories.patch_rules import matches
 from moothall.wiring.repository import register
 from moothall.wiring.trusted import open_hands
 from mutate import Fault, faults, mutable

@@ -28,7 +28,7 @@ from moothall.services.bundles import BUCKET as BUNDLES
 from moothall.services.bundles import Bundles
 from moothall.services.checkup import Checkup
 from moothall.services.doors import Doors
-from moothall.services.server import Server, grpc_server
+from moothall.services.grpc_server import Server, grpc_server
 from moothall.testing.bus import MemoryBus
 from support.desk import MemoryDesk
 from support.graph import MemoryGraph

@@ -17,7 +17,7 @@ from moothall.config import JobSettings, SandboxSettings, Settings, WorkspaceSet
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.repositories.clone import TrustedClone
-from moothall.sandbox.spec import interpreter
+from moothall.sandbox.bubblewrap import interpreter
 from moothall.settings import load_settings
 from moothall.workspace.local import LocalWorkspace, LocalWorkspaces
 from moothall.workspace.prepare import Preparer

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from moothall.config import Settings
+from moothall.sandbox.bubblewrap import SandboxSpec, interpreter_binds
 from moothall.sandbox.spawn import Sandboxed, drop_uid, spawn
-from moothall.sandbox.spec import SandboxSpec, interpreter_binds
 from moothall.workspace.box import Box, BoxSetup
 from moothall.workspace.bundle import INSIDE, bundle
 from moothall.workspace.jobs.box import CodeBox, JobBox, Pods

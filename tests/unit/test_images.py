@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 from moothall.inside import coder, syntax
-from moothall.sandbox.spec import ENVIRONMENT, UID, WORKSPACE
+from moothall.sandbox.bubblewrap import ENVIRONMENT, UID, WORKSPACE
 from moothall.workspace.bundle import INSIDE
 
 ROOT = Path(__file__).parents[2]

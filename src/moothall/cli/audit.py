@@ -27,9 +27,9 @@ async def verify(settings: Settings, *, approvals: bool) -> int:
     """Check that no record was changed, removed, reordered or cut off, by the files and by what the AUDIT stream was told, which for
     hosts on other machines is all that there is here. Exit code 1 where one was.
     """
+    from moothall.guard.audit_stream import read_told
     from moothall.guard.chain import StreamChains, verify_all
     from moothall.guard.keys import keys_of
-    from moothall.guard.telling import read_told
     from moothall.wiring.bus import open_log
 
     keys = keys_of(settings)

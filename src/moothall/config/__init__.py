@@ -7,8 +7,7 @@ it, with `_file` after its name: `MOOTHALL_LLM__API_KEY_FILE`. No other room rea
 
 from __future__ import annotations
 
-from moothall.config.file import default_file, environment
-from moothall.config.hands import (
+from moothall.config.agents import (
     AgentSettings,
     GuardSettings,
     LimitSettings,
@@ -18,6 +17,7 @@ from moothall.config.hands import (
     WasmSettings,
     WorkspaceSettings,
 )
+from moothall.config.file import default_file, environment
 from moothall.config.jobs import JobSettings
 from moothall.config.models import Models
 from moothall.config.packages import Indexes, read_indexes

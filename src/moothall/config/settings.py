@@ -20,8 +20,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from moothall.config.file import place_of, read_toml, unknown
-from moothall.config.hands import (
+from moothall.config.agents import (
     AgentSettings,
     GuardSettings,
     LimitSettings,
@@ -31,6 +30,7 @@ from moothall.config.hands import (
     WasmSettings,
     WorkspaceSettings,
 )
+from moothall.config.file import place_of, read_toml, unknown
 from moothall.config.jobs import JobSettings
 from moothall.config.models import Models
 from moothall.config.parts import (

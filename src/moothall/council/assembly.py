@@ -19,7 +19,7 @@ from moothall.council.judging.recheck import Bench, Judged
 from moothall.council.judging.runs import FreshRuns
 from moothall.council.measuring import Advance
 from moothall.council.prompting import prompts
-from moothall.council.prompting.context import Shown, show
+from moothall.council.prompting.excerpt import Shown, show
 from moothall.council.prompting.reply import Action
 from moothall.council.prompting.survey import Survey, Surveyor, SurveyOrder
 from moothall.council.prompting.text import tokens

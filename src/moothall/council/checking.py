@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from moothall import telemetry
 from moothall.council.coding import TurnContext
-from moothall.council.prompting.context import is_test
+from moothall.council.prompting.excerpt import is_test
 from moothall.domain.evidence import RED, CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, Proposal

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moothall.council.examples import Example, examples_of
-from moothall.council.prompting.context import Shown
+from moothall.council.prompting.excerpt import Shown
 from moothall.council.prompting.reply import Action, MalformedReplyError, Turn, whole_text
 from moothall.council.prompting.text import fence, tokens
 from moothall.domain.chat import ChatReply, Message

@@ -28,6 +28,7 @@ from moothall.domain.event import Event
 from moothall.domain.ids import check_id
 from moothall.domain.tool import ToolStatus
 from moothall.errors import AuditUnavailable, InvalidRequest
+from moothall.guard.audit_stream import AuditPublisher, WrittenRecord
 from moothall.guard.chain import (
     GENESIS,
     AuditReport,
@@ -44,7 +45,6 @@ from moothall.guard.chain import (
     verify,
     verify_all,
 )
-from moothall.guard.telling import AuditPublisher, WrittenRecord
 from moothall.telemetry import get_logger
 
 __all__ = ["AuditEntry", "AuditLog", "AuditReport", "Problem", "verify", "verify_all"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moothall.errors import PatchRefused
-from moothall.repositories import rules
+from moothall.repositories import patch_rules
 from moothall.repositories.objects import Change
 
 # Never part of a change, so never read: a build may leave gigabytes of them.
@@ -157,7 +157,7 @@ def same(base: Path, change: Change) -> bool:
         return False
     try:
         status = os.lstat(before)
-        if change.mode == rules.SYMLINK:
+        if change.mode == patch_rules.SYMLINK:
             return stat.S_ISLNK(status.st_mode) and os.fsencode(before.readlink()) == content
         if not stat.S_ISREG(status.st_mode) or status.st_size != len(content) or _mode(status) != change.mode:
             return False
@@ -167,7 +167,7 @@ def same(base: Path, change: Change) -> bool:
 
 
 def _mode(status: os.stat_result) -> str:
-    return rules.EXECUTABLE if status.st_mode & 0o100 else rules.FILE
+    return patch_rules.EXECUTABLE if status.st_mode & 0o100 else patch_rules.FILE
 
 
 def collect(upper: Path, base: Path, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
@@ -192,7 +192,7 @@ def collect(upper: Path, base: Path, base_files: Sequence[str], caps: ChangeCaps
         there[found.path] = change
         total = _add_size(total, change, caps)
     gone = [
-        Change(path, rules.FILE, None)
+        Change(path, patch_rules.FILE, None)
         for path in base_files
         if path not in there and path not in untouched and any(above in hiding for above in _ancestors(path))
     ]
@@ -234,7 +234,7 @@ def collect_tree(tree: Path, before: Mapping[str, Stamp], base_files: Sequence[s
         if before.get(found.path) != stamp(found.status):
             written.append(_change(found, caps))
             total = _add_size(total, written[-1], caps)
-    gone = [Change(path, rules.FILE, None) for path in base_files if path not in there]
+    gone = [Change(path, patch_rules.FILE, None) for path in base_files if path not in there]
     return sorted([*gone, *written], key=lambda change: change.path)
 
 
@@ -245,7 +245,7 @@ def _change(found: _Found, caps: ChangeCaps) -> Change:
         raise PatchRefused(f"{found.path!r} is a socket, pipe or device; a patch holds files and symlinks")
     if stat.S_ISLNK(kind):
         content = os.fsencode(os.readlink(found.path.rpartition("/")[2], dir_fd=found.folder))
-        return Change(found.path, rules.SYMLINK, content)
+        return Change(found.path, patch_rules.SYMLINK, content)
     return Change(found.path, _mode(found.status), _read(found, caps))
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from moothall.config import WorkspaceSettings as Settings
 from moothall.domain.repository import Patch
 from moothall.errors import MergeConflict, NotFound, PatchRefused, RepositoryError, WorkspaceFailed
-from moothall.repositories import rules
+from moothall.repositories import patch_rules
 from moothall.repositories.gitcmd import TRIES, FetchTooLarge, GitAnswer, GitRunner, OutputCaps, over_limit
 from moothall.repositories.objects import (
     Change,
@@ -60,7 +60,7 @@ class TrustedClone:
         self._settings = settings
         self._git = runner or GitRunner(path.parent, settings.git_seconds)
         self._trees: dict[str, tuple[tuple[TreeEntry, ...], Mapping[str, str]]] = {}
-        self._limits = rules.ChangeLimits(
+        self._limits = patch_rules.ChangeLimits(
             files=settings.max_patch_files, file_bytes=settings.max_file_bytes, total_bytes=4 * settings.max_file_bytes
         )
 
@@ -164,8 +164,8 @@ class TrustedClone:
             )
             while len(self._trees) >= 16:  # noqa: PLR2004 - a few commits are in use at a time
                 self._trees.pop(next(iter(self._trees)))
-            files = tuple(entry for entry in entries if entry.mode != rules.SUBMODULE)
-            self._trees[sha] = files, {entry.path: entry.oid for entry in entries if entry.mode == rules.SUBMODULE}
+            files = tuple(entry for entry in entries if entry.mode != patch_rules.SUBMODULE)
+            self._trees[sha] = files, {entry.path: entry.oid for entry in entries if entry.mode == patch_rules.SUBMODULE}
         return self._trees[sha]
 
     async def checkout(self, sha: str, dest: Path) -> None:
@@ -244,8 +244,8 @@ class TrustedClone:
         """
         old = {entry.path: entry for entry in await self.entries(base_sha)}
         kept = await self._not_ignored(old, changes)
-        rules.check_outside(await self.submodules(base_sha), [change.path for change in kept])
-        rules.check_changes([raw_change(change, old) for change in kept], self._limits)
+        patch_rules.check_outside(await self.submodules(base_sha), [change.path for change in kept])
+        patch_rules.check_changes([raw_change(change, old) for change in kept], self._limits)
         there = [change for change in kept if change.content is not None]
         with scratch() as folder:
             paths = [folder / str(number) for number in range(len(there))]
@@ -266,7 +266,7 @@ class TrustedClone:
         cap = self._settings.max_patch_bytes
         if len(raw) > cap:
             raise PatchRefused(f"the patch has {len(raw)} bytes; at most {cap} are allowed")
-        rules.check_binaries(raw, self._settings.max_file_bytes)
+        patch_rules.check_binaries(raw, self._settings.max_file_bytes)
         for _ in range(TRIES - 1):
             with suppress(WorkspaceFailed):  # git was killed, and the index may or may not have the patch: a fresh one
                 return await self._apply_patch(base_sha, raw, message, merged)
@@ -364,19 +364,23 @@ class TrustedClone:
         if await self.submodules(commit_sha) != await self.submodules(base_sha):
             raise PatchRefused("the patch may not change which commits the submodules are at")
         paths = [path for path in sorted({*old, *new}) if content_of(old.get(path)) != content_of(new.get(path))]
-        rules.check_changes([raw_entry(path, old.get(path), new.get(path)) for path in paths], self._limits)
+        patch_rules.check_changes([raw_entry(path, old.get(path), new.get(path)) for path in paths], self._limits)
         text = await self.diff(base_sha, commit_sha)
         size = len(text.encode())
         if size > self._settings.max_patch_bytes:
             raise PatchRefused(f"the patch has {size} bytes; at most {self._settings.max_patch_bytes} are allowed")
         await self._run("update-ref", f"refs/moothall/patches/{commit_sha}", commit_sha)
-        return Patch(base_sha, commit_sha, text, tuple(paths), tuple(path for path in paths if rules.is_test(path)))
+        return Patch(base_sha, commit_sha, text, tuple(paths), tuple(path for path in paths if patch_rules.is_test(path)))
 
     async def _not_ignored(self, old: Mapping[str, TreeEntry], changes: Sequence[Change]) -> list[Change]:
-        wanted = [change for change in changes if change.path in old or not rules.matches(_LEFT_OUT, change.path)]
-        rules.check_changes([rules.RawChange(change.path) for change in wanted], rules.ChangeLimits(files=len(wanted)))
+        wanted = [change for change in changes if change.path in old or not patch_rules.matches(_LEFT_OUT, change.path)]
+        patch_rules.check_changes(
+            [patch_rules.RawChange(change.path) for change in wanted], patch_rules.ChangeLimits(files=len(wanted))
+        )
         fresh = [change.path for change in wanted if change.path not in old and change.content is not None]
-        lists = [entry for path, entry in old.items() if path.rsplit("/", 1)[-1] == ".gitignore" and entry.mode != rules.SYMLINK]
+        lists = [
+            entry for path, entry in old.items() if path.rsplit("/", 1)[-1] == ".gitignore" and entry.mode != patch_rules.SYMLINK
+        ]
         ignored = await ignored_paths(self._git, self.path, lists, fresh)
         return [change for change in wanted if change.path not in ignored]
 

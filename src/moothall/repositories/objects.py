@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from moothall.errors import RepositoryError, WorkspaceFailed
-from moothall.repositories import rules
+from moothall.repositories import patch_rules
 from moothall.repositories.gitcmd import GitRunner, again
 from moothall.repositories.scratch import scratch
 
@@ -60,9 +60,9 @@ def read_tree(git: GitRunner, repository: Path, sha: str, max_bytes: int) -> tup
     with git.stream("ls-tree", "-r", "-z", "-l", "--full-tree", sha, cwd=repository) as out:
         entries = [_entry(record) for record in out.read().split(b"\0")[:-1]]
     _check(entries, max_bytes)
-    links = [entry.oid for entry in entries if entry.mode == rules.SYMLINK]
+    links = [entry.oid for entry in entries if entry.mode == patch_rules.SYMLINK]
     targets = iter(read_blobs(git, repository, links, _LINK_BYTES + 1))
-    return tuple(_with_target(entry, next(targets)) if entry.mode == rules.SYMLINK else entry for entry in entries)
+    return tuple(_with_target(entry, next(targets)) if entry.mode == patch_rules.SYMLINK else entry for entry in entries)
 
 
 @again
@@ -92,7 +92,7 @@ def write_files(git: GitRunner, repository: Path, entries: Sequence[TreeEntry], 
             if path.parent not in made:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 made.add(path.parent)
-            if entry.mode == rules.SYMLINK:
+            if entry.mode == patch_rules.SYMLINK:
                 path.symlink_to(entry.target or "")
             else:
                 _write(path, entry.mode, size, take)
@@ -123,7 +123,7 @@ async def ignored_paths(git: GitRunner, repository: Path, lists: Sequence[TreeEn
 
 
 def _write(path: Path, mode: str, size: int, take: Callable[[int], bytes]) -> None:
-    bits = 0o755 if mode == rules.EXECUTABLE else 0o644
+    bits = 0o755 if mode == patch_rules.EXECUTABLE else 0o644
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, bits), "wb") as file:
         os.fchmod(file.fileno(), bits)  # whatever the umask says
         left = size
@@ -174,7 +174,7 @@ def _entry(record: bytes) -> TreeEntry:
 
 def _with_target(entry: TreeEntry, blob: bytes) -> TreeEntry:
     target = blob.decode(errors="surrogateescape")
-    if reason := rules.why_target(entry.path, target):
+    if reason := patch_rules.why_target(entry.path, target):
         raise RepositoryError(f"the repository can't be used: {entry.path[:200]!r}: {reason}")
     return replace(entry, target=target)
 
@@ -184,13 +184,13 @@ def _check(entries: Sequence[TreeEntry], max_bytes: int) -> None:
     if total > max_bytes:
         raise RepositoryError(f"the repository's files have {total} bytes; at most {max_bytes} are allowed")
     for entry in entries:
-        reason = rules.why_path(entry.path)
-        if not reason and entry.mode not in {*rules.MODES, rules.SUBMODULE, "100664"}:
+        reason = patch_rules.why_path(entry.path)
+        if not reason and entry.mode not in {*patch_rules.MODES, patch_rules.SUBMODULE, "100664"}:
             reason = f"mode {entry.mode} is not supported"
         if reason:
             raise RepositoryError(f"the repository can't be used: {entry.path[:200]!r}: {reason}")
     # A crafted tree can hold a name twice, or a link and, on a case-insensitive disk, a folder of the same name.
-    leaves = {entry.path.casefold() if entry.mode == rules.SYMLINK else entry.path for entry in entries}
+    leaves = {entry.path.casefold() if entry.mode == patch_rules.SYMLINK else entry.path for entry in entries}
     seen: set[str] = set()
     for entry in entries:
         parents = [entry.path[:at] for at, char in enumerate(entry.path) if char == "/"]
@@ -211,18 +211,18 @@ def replaces_folder(old: Sequence[str], new: Sequence[str]) -> bool:
     return not folders.isdisjoint(new)
 
 
-def raw_entry(path: str, old: TreeEntry | None, new: TreeEntry | None) -> rules.RawChange:
+def raw_entry(path: str, old: TreeEntry | None, new: TreeEntry | None) -> patch_rules.RawChange:
     """Return a path's change from one tree to another."""
-    before = old.mode if old else rules.ABSENT
+    before = old.mode if old else patch_rules.ABSENT
     if new is None:
-        return rules.RawChange(path, before, rules.ABSENT)
-    return rules.RawChange(path, before, new.mode, new.target, new.size)
+        return patch_rules.RawChange(path, before, patch_rules.ABSENT)
+    return patch_rules.RawChange(path, before, new.mode, new.target, new.size)
 
 
-def raw_change(change: Change, old: Mapping[str, TreeEntry]) -> rules.RawChange:
+def raw_change(change: Change, old: Mapping[str, TreeEntry]) -> patch_rules.RawChange:
     """Return what a change does to the tree that has the entries `old`."""
-    before = old[change.path].mode if change.path in old else rules.ABSENT
+    before = old[change.path].mode if change.path in old else patch_rules.ABSENT
     if change.content is None:
-        return rules.RawChange(change.path, before, rules.ABSENT)
-    link = change.content.decode(errors="surrogateescape") if change.mode == rules.SYMLINK else None
-    return rules.RawChange(change.path, before, change.mode, link, len(change.content))
+        return patch_rules.RawChange(change.path, before, patch_rules.ABSENT)
+    link = change.content.decode(errors="surrogateescape") if change.mode == patch_rules.SYMLINK else None
+    return patch_rules.RawChange(change.path, before, change.mode, link, len(change.content))

@@ -35,8 +35,8 @@ from moothall.domain.repository import Profile
 from moothall.errors import RepositoryError
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.detect import MOST_PROJECTS, Detected, detect, setup_of, setup_reads, wanted_files
+from moothall.repositories.patch_rules import TEST_PATTERNS, why_path
 from moothall.repositories.proof import CONFIGURATION
-from moothall.repositories.rules import TEST_PATTERNS, why_path
 
 OWN_FILE = ".moothall.toml"
 PROTECTED = (*TEST_PATTERNS, *CONFIGURATION, OWN_FILE)

@@ -14,7 +14,7 @@ from typing import Any
 
 from moothall.inside.checks import INSTEAD
 from moothall.ranking.rust_tests import with_tests_of
-from moothall.repositories import rules
+from moothall.repositories import patch_rules
 from moothall.repositories.objects import Change
 
 CONFIGURATION: tuple[str, ...] = (
@@ -97,7 +97,7 @@ def kept_files(
     patterns = (*protected, *CONFIGURATION)
     named = {path for command in commands for path in _operands(command)} | set(_paths_in_package(package))
     named |= {name for path, text in configuration.items() for name in _paths_in_config(path, text)}
-    kept = {path for path in existed if rules.matches(patterns, path) or path in named}
+    kept = {path for path in existed if patch_rules.matches(patterns, path) or path in named}
     return frozenset(path for path in kept if path.rpartition("/")[2] != "package.json")
 
 
@@ -156,18 +156,18 @@ def takes_part(path: str, kept: frozenset[str], existed: Collection[str], protec
         return False
     first = path.partition("/")[0].partition(".")[0]
     shadows = first in _RUNNERS and not any(other.partition("/")[0].partition(".")[0] == first for other in existed)
-    return not shadows and not rules.matches((*CONFIGURATION, *_BROUGHT, *rules.TEST_PATTERNS, *protected), path)
+    return not shadows and not patch_rules.matches((*CONFIGURATION, *_BROUGHT, *patch_rules.TEST_PATTERNS, *protected), path)
 
 
 def steers(path: str) -> bool:
     """Whether a new file of this name, brought by another seat's tests, could decide what becomes of them."""
-    return rules.matches((*CONFIGURATION, *_BROUGHT), path) or path.rpartition("/")[2] == "package.json"
+    return patch_rules.matches((*CONFIGURATION, *_BROUGHT), path) or path.rpartition("/")[2] == "package.json"
 
 
 def as_judged(change: Change, base: bytes) -> Change:
     """Return a changed file with those of its parts that are tests, or say how tests run, as they were in `base`."""
     name = change.path.rpartition("/")[2]
-    if change.content is None or change.mode == rules.SYMLINK:
+    if change.content is None or change.mode == patch_rules.SYMLINK:
         return change
     if name == "package.json":
         return Change(change.path, change.mode, _package(change.content, base))

@@ -16,9 +16,9 @@ from moothall.config import SandboxSettings
 from moothall.errors import SandboxUnavailable
 from moothall.inside.confinement import BOOT
 from moothall.sandbox import cgroups
+from moothall.sandbox.bubblewrap import MEND_BUBBLEWRAP, Overlay, SandboxSpec, interpreter, interpreter_binds, package_bind
 from moothall.sandbox.seccomp import MEND as MEND_SECCOMP
 from moothall.sandbox.spawn import drop_uid, sandboxed
-from moothall.sandbox.spec import MEND_BUBBLEWRAP, Overlay, SandboxSpec, interpreter, interpreter_binds, package_bind
 from moothall.telemetry import get_logger, metrics
 
 log = get_logger(__name__)

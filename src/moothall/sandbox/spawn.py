@@ -19,7 +19,7 @@ from moothall.config import SandboxSettings
 from moothall.errors import SandboxUnavailable
 from moothall.inside import launcher
 from moothall.sandbox import cgroups, seccomp
-from moothall.sandbox.spec import UID, USER, SandboxSpec, bubblewrap, command, interpreter
+from moothall.sandbox.bubblewrap import UID, USER, SandboxSpec, bubblewrap, command, interpreter
 
 _PASSWD = f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n{USER}:x:{UID}:{UID}:{USER}:/tmp/home:/bin/sh\n"
 _GROUP = f"root:x:0:\n{USER}:x:{UID}:\n"

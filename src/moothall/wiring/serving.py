@@ -39,11 +39,11 @@ from moothall.services.bundles import BUCKET as BUNDLES
 from moothall.services.bundles import Bundles
 from moothall.services.checkup import Checkup, Probe
 from moothall.services.doors import Doors
+from moothall.services.grpc_server import grpc_server
 from moothall.services.identity import read_tokens
 from moothall.services.page.people import People
 from moothall.services.page.provider import Provider
 from moothall.services.rest.server import Served, http_server
-from moothall.services.server import grpc_server
 from moothall.telemetry import metrics, reports
 from moothall.visits.awaiting import of_tasks
 from moothall.wiring.bus import Bus, Tell, alone, lease_of, watch_log

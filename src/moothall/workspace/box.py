@@ -18,9 +18,9 @@ from moothall.network.proxy import Proxy
 from moothall.repositories.changes import ChangeCaps
 from moothall.repositories.detect import GO_CACHE
 from moothall.repositories.objects import Change
-from moothall.sandbox.spec import ENVIRONMENT, interpreter
+from moothall.sandbox.bubblewrap import ENVIRONMENT, interpreter
 from moothall.workspace import boxlog
-from moothall.workspace.link import BoxLink
+from moothall.workspace.box_link import BoxLink
 from moothall.workspace.packages import Reach
 
 EXECUTOR = "moothall.inside.executor"

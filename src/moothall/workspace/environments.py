@@ -22,8 +22,8 @@ from moothall.repositories.clone import TrustedClone
 from moothall.repositories.detect.python import LOCKED, PIP
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.history import write_history
+from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.sandbox.spawn import drop_uid, own
-from moothall.sandbox.spec import ENVIRONMENT
 from moothall.workspace.box import Box, BoxSetup, remove_tree
 from moothall.workspace.layout import environment_key, foreign_python, uses_environment
 from moothall.workspace.packages import setup_reach

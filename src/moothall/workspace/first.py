@@ -10,7 +10,7 @@ from cachetools import LRUCache
 
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base
-from moothall.repositories import proof, rules
+from moothall.repositories import patch_rules, proof
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.objects import Change
 
@@ -45,7 +45,9 @@ class FirstChanges:
         existed = set(await clone.files(base.sha))
         protected = base.profile.protected
         if judged:
-            told = [path for path in sorted(existed) if path == "package.json" or rules.matches(proof.NAMING, path)][:_CONFIGURED]
+            told = [path for path in sorted(existed) if path == "package.json" or patch_rules.matches(proof.NAMING, path)][
+                :_CONFIGURED
+            ]
             blobs = await clone.read_all(base.sha, told, 0)
             texts = {path: blob.decode(errors="replace") for path, blob in zip(told, blobs, strict=True)}
             package = texts.pop("package.json", "")
@@ -64,7 +66,7 @@ class FirstChanges:
                 tests = frozenset(path for path in tests if path not in kept and (path in existed or not proof.steers(path)))
             wanted |= {change.path: change for change in made.changes if change.path in tests}
         for path, text in instead.items():
-            wanted[path] = Change(path, rules.FILE, text.encode())
+            wanted[path] = Change(path, patch_rules.FILE, text.encode())
         return list(wanted.values())
 
     async def _apply(self, base: Base, clone: TrustedClone, diff: str) -> _Applied:

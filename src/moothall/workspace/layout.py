@@ -10,7 +10,7 @@ from pathlib import Path
 from moothall import disk
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base
-from moothall.sandbox.spec import ENVIRONMENT, interpreter
+from moothall.sandbox.bubblewrap import ENVIRONMENT, interpreter
 from moothall.workspace.box import BoxSetup
 from moothall.workspace.toolchains import Chosen, choose
 

@@ -33,18 +33,18 @@ from moothall.errors import (
 from moothall.inside import checks
 from moothall.inside.fullpython import COMMAND
 from moothall.ports import NOTHING, Hear
-from moothall.repositories import rules
+from moothall.repositories import patch_rules
 from moothall.repositories.changes import ChangeCaps
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.objects import Change
 from moothall.repositories.trusted import Remote
-from moothall.sandbox.spec import ENVIRONMENT
-from moothall.tools import sessions
+from moothall.sandbox.bubblewrap import ENVIRONMENT
+from moothall.tools import code_sessions
 from moothall.workspace import limits
 from moothall.workspace.answers import check_run, result_of, tests_output
-from moothall.workspace.asking import Answerer, converse, endless_run, full_run, most_asked
 from moothall.workspace.box import Box, BoxSetup
 from moothall.workspace.bundle import grammars
+from moothall.workspace.dialogue import Answerer, converse, endless_run, full_run, most_asked
 from moothall.workspace.first import FirstChanges
 from moothall.workspace.gittools import GitState, git_tool
 from moothall.workspace.localbox import LocalBox
@@ -132,7 +132,7 @@ class LocalWorkspace:
         return {"status": "invalid", "error": f"{call.tool} does not run in a local workspace"}
 
     async def _run_code(self, call: ToolCall, seconds: float) -> dict[str, Any]:
-        answer = await self._run(sessions.command(call.tool, call.arguments), seconds)
+        answer = await self._run(code_sessions.command(call.tool, call.arguments), seconds)
         return {**answer, "output": {name: answer.get(name) for name in ("exit_code", "output")}}
 
     async def _run_wasm(self, call: ToolCall, seconds: float) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class LocalWorkspace:
         for path in [change.path for change in await self.changes() if change.path not in wanted]:
             entry = entries.get(path)
             content = await self.clone.read(self.base.sha, path, entry.size) if entry else None
-            back.append(Change(path, entry.mode if entry else rules.FILE, content))
+            back.append(Change(path, entry.mode if entry else patch_rules.FILE, content))
         await self.write([*back, *changes])
 
     async def _call_git(self, call: ToolCall) -> ToolResult:

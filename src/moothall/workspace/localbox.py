@@ -15,12 +15,12 @@ from moothall.inside.confinement import BOOT
 from moothall.network.proxy import listener, proxying
 from moothall.repositories.changes import ChangeCaps, collect, measure
 from moothall.repositories.objects import Change
+from moothall.sandbox.bubblewrap import ENVIRONMENT, Overlay, SandboxSpec, interpreter, interpreter_binds
 from moothall.sandbox.cgroups import parents, way
 from moothall.sandbox.spawn import Sandboxed, drop_uid, own, spawn
-from moothall.sandbox.spec import ENVIRONMENT, Overlay, SandboxSpec, interpreter, interpreter_binds
 from moothall.workspace.box import START_SECONDS, Box, BoxSetup
+from moothall.workspace.box_link import BoxLink
 from moothall.workspace.bundle import INSIDE
-from moothall.workspace.link import BoxLink
 from moothall.workspace.packages import Reach
 
 _DISK_ENTRIES = 200_000

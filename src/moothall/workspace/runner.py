@@ -25,8 +25,8 @@ from moothall.errors import ConfigurationError, SandboxUnavailable, WorkspaceFai
 from moothall.inside.coder import MONTY
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
-from moothall.workspace.asking import Answerer, code_run, cut, endless_run, most_asked
 from moothall.workspace.box import Answer, Box, BoxSetup
+from moothall.workspace.dialogue import Answerer, code_run, cut, endless_run, most_asked
 from moothall.workspace.pool import BoxPool
 
 log = get_logger(__name__)

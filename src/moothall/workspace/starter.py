@@ -13,8 +13,8 @@ from pathlib import Path
 from moothall.config import Settings
 from moothall.domain.ids import digest
 from moothall.errors import RepositoryError
+from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.sandbox.spawn import drop_uid, own
-from moothall.sandbox.spec import ENVIRONMENT
 from moothall.workspace.box import BoxSetup, remove_tree
 from moothall.workspace.packages import setup_reach
 from moothall.workspace.pool import BoxPool

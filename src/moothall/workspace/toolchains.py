@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from moothall.sandbox.spec import interpreter
+from moothall.sandbox.bubblewrap import interpreter
 
 _TERM = re.compile(r"(>=|<=|>|<|=|\^|~)?\s*v?(\d+|[xX*])(?:\.(\d+|[xX*]))?(?:\.(\d+|[xX*]))?[-+\w.]*")
 _Version = tuple[int, ...]

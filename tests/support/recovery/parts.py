@@ -38,8 +38,8 @@ async def serve() -> None:
     from moothall.services.bundles import Bundles
     from moothall.services.checkup import Checkup
     from moothall.services.doors import Doors
+    from moothall.services.grpc_server import grpc_server
     from moothall.services.identity import read_tokens
-    from moothall.services.server import grpc_server
     from moothall.wiring.trusted import trusted_repositories
     from support.graph import MemoryGraph
 

@@ -12,7 +12,7 @@ import pytest
 
 from moothall.domain.event import EventType
 from moothall.domain.outcome import Outcome
-from moothall.sandbox.spec import interpreter
+from moothall.sandbox.bubblewrap import interpreter
 from moothall.testing.model import Fault, phase_of, seat_of, step_of
 from support.repos import SAMPLE, Repo, make_repo
 

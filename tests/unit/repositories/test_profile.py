@@ -9,8 +9,8 @@ from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Profile
 from moothall.errors import RepositoryError
 from moothall.repositories.clone import TrustedClone
+from moothall.repositories.patch_rules import matches
 from moothall.repositories.profile import Commands, make_profile, parse_own, read_profile
-from moothall.repositories.rules import matches
 from support.repos import SAMPLE, make_sample
 
 PIP = ("/env/bin/python", "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")

@@ -16,8 +16,8 @@ import pytest
 from moothall.config import SandboxSettings
 from moothall.disk import try_lock
 from moothall.sandbox import orphans
+from moothall.sandbox.bubblewrap import SandboxSpec, interpreter_binds
 from moothall.sandbox.spawn import sandboxed, spawn
-from moothall.sandbox.spec import SandboxSpec, interpreter_binds
 from moothall.workspace.layout import Layout
 from moothall.workspace.pool import sweep
 

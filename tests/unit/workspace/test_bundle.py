@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from moothall.sandbox.spec import interpreter
+from moothall.sandbox.bubblewrap import interpreter
 from moothall.workspace.bundle import bundle
 
 _COSTLY = ("ast", "dataclasses", "inspect", "pathlib", "pydantic", "shutil", "socket", "typing", "xml")

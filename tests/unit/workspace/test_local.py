@@ -19,7 +19,7 @@ from moothall.domain.repository import Prepared, Profile
 from moothall.domain.tool import ToolStatus
 from moothall.errors import PatchRefused, WorkspaceFailed
 from moothall.repositories.objects import Change
-from moothall.repositories.rules import FILE
+from moothall.repositories.patch_rules import FILE
 from moothall.sandbox import orphans
 from moothall.workspace.local import LocalWorkspace
 from support.local import PYTEST, Local, local, python

@@ -5,7 +5,7 @@ import platform
 import pytest
 
 from moothall.domain.repository import Base, Profile
-from moothall.sandbox.spec import interpreter
+from moothall.sandbox.bubblewrap import interpreter
 from moothall.wiring.repository import RepositoryCheck
 from moothall.workspace.layout import environment_key
 from moothall.workspace.toolchains import choose, own_python, pythons

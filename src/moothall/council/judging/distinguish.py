@@ -20,7 +20,7 @@ from moothall.config import LimitSettings
 from moothall.council.facts import Facts
 from moothall.council.judging.calls import LANGUAGES, calls, changed_names, language
 from moothall.council.judging.runs import TEXT_LIMIT, FreshRuns
-from moothall.council.prompting.context import is_test
+from moothall.council.prompting.excerpt import is_test
 from moothall.domain.evidence import INPUTS, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal

@@ -14,7 +14,7 @@ from moothall.council.judging.counter import CounterProof, Proving
 from moothall.council.judging.cross import CrossTests
 from moothall.council.judging.distinguish import DistinguishingInputs
 from moothall.council.judging.runs import CheckRuns, FreshRuns
-from moothall.council.prompting.context import is_test
+from moothall.council.prompting.excerpt import is_test
 from moothall.council.prompting.text import clip
 from moothall.domain.codec import dump
 from moothall.domain.evidence import APART, RED, SECRETS, CheckRun, Evidence, Verdict

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from moothall.council.prompting.context import GUIDE, Shown
+from moothall.council.prompting.excerpt import GUIDE, Shown
 from moothall.council.prompting.reply import Action
 from moothall.council.prompting.survey import Passage
 from moothall.council.prompting.text import fence

@@ -10,7 +10,7 @@ from moothall.domain.repository import SetupStep
 from moothall.repositories.detect import node, others
 from moothall.repositories.detect import python as pythons
 from moothall.repositories.detect.project import FoundProject, Project, strings, table
-from moothall.repositories.rules import matches
+from moothall.repositories.patch_rules import matches
 
 ENV_PYTHON = pythons.ENV_PYTHON
 GO_CACHE = "go-build"

@@ -21,7 +21,7 @@ from moothall.repositories.detect.requirements import (
     requirement,
 )
 from moothall.repositories.detect.tox import session_words
-from moothall.repositories.rules import matches
+from moothall.repositories.patch_rules import matches
 
 _FILES = (
     *(f"/{name}" for name in ("requirements.txt", "test-requirements.txt", "test_requirements.txt")),

@@ -11,7 +11,7 @@ from typing import Any
 
 from moothall.domain.repository import SetupStep
 from moothall.errors import RepositoryError
-from moothall.repositories.rules import matches
+from moothall.repositories.patch_rules import matches
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from moothall.repositories.detect.groups import extras, groups, plugins, require
 from moothall.repositories.detect.literals import setup_keyword
 from moothall.repositories.detect.project import FoundProject, Project, strings, table
 from moothall.repositories.detect.requirements import versions
-from moothall.repositories.rules import matches
+from moothall.repositories.patch_rules import matches
 
 ENV_PYTHON = "/env/bin/python"
 PIP = (ENV_PYTHON, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")

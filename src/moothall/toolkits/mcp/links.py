@@ -27,8 +27,8 @@ from moothall.errors import CallFailed
 from moothall.network.destinations import Destinations
 from moothall.network.proxy import proxying
 from moothall.ports import Workspace
+from moothall.sandbox.bubblewrap import SandboxSpec, interpreter, interpreter_binds
 from moothall.sandbox.spawn import Sandboxed, spawn
-from moothall.sandbox.spec import SandboxSpec, interpreter, interpreter_binds
 from moothall.toolkits.mcp.settings import McpServerSettings
 
 for _name in ("mcp.client", "mcp.shared"):  # what a server sent is nothing for the operator's terminal

@@ -16,14 +16,14 @@ from moothall.errors import PatchRefused, SandboxUnavailable, WorkspaceFailed
 from moothall.network.proxy import Proxy
 from moothall.repositories.changes import ChangeCaps, same
 from moothall.repositories.objects import Change
+from moothall.sandbox.bubblewrap import interpreter
 from moothall.sandbox.spawn import drop_uid
-from moothall.sandbox.spec import interpreter
 from moothall.workspace.box import Answer, Asked, Box, BoxSetup
+from moothall.workspace.box_link import BoxLink
 from moothall.workspace.jobs import archive, manifest
 from moothall.workspace.jobs.cluster import Cluster
 from moothall.workspace.jobs.link import PIECE
 from moothall.workspace.jobs.trunk import CODE, CONTROL, HANDS, Carrier, Streams, Trunk
-from moothall.workspace.link import BoxLink
 
 _CONTROL_SECONDS = 300.0  # a piece of a tree, or all that was written
 _CONFIG = Path("/opt/config")

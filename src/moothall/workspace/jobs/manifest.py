@@ -8,7 +8,7 @@ from typing import Any
 
 from moothall.config import RunnerSettings, Settings
 from moothall.inside.confinement import BOOT
-from moothall.sandbox.spec import ENVIRONMENT, UID, WORKSPACE
+from moothall.sandbox.bubblewrap import ENVIRONMENT, UID, WORKSPACE
 from moothall.workspace.box import BoxSetup
 from moothall.workspace.jobs.trunk import CODE, HANDS
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.errors import PatchRefused
-from moothall.repositories.rules import ChangeLimits, RawChange, check_changes, is_test, matches, why_path, why_target
+from moothall.repositories.patch_rules import ChangeLimits, RawChange, check_changes, is_test, matches, why_path, why_target
 
 
 def refuse(change: RawChange, reason: str) -> None:

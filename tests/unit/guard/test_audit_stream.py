@@ -9,8 +9,8 @@ from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.secrets import HOLE
 from moothall.errors import BusUnavailable
 from moothall.guard.audit import AuditEntry, AuditLog, verify_all
+from moothall.guard.audit_stream import read_told
 from moothall.guard.chain import StreamChains, head_path
-from moothall.guard.telling import read_told
 
 KEY = b"k" * 32
 

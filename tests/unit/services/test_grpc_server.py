@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from moothall import config
 from moothall.errors import ConfigurationError
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
-from moothall.services.server import grpc_server
+from moothall.services.grpc_server import grpc_server
 from support.callers import EVERYWHERE, TOKEN, TOKENS, Client, Serving, certificate, doors_of, serving
 from support.desk import MemoryDesk
 from support.rest import serving_http

@@ -13,7 +13,7 @@ from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.inside.conversing import COMMAND
 from moothall.inside.face import plain
 from moothall.ports import Hear
-from moothall.sandbox.spec import ENVIRONMENT
+from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.workspace.box import Answer, Box
 
 _ERROR_CHARS = 4000
