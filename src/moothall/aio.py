@@ -48,7 +48,7 @@ async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[No
 
 
 @contextmanager
-def said(tell: Callable[[str], None], what: str) -> Iterator[None]:
+def say_if_slow(tell: Callable[[str], None], what: str) -> Iterator[None]:
     """Say what is waited for, where the body takes longer than one waits gladly without a word."""
     telling = asyncio.get_running_loop().call_later(PATIENCE, tell, f"waiting for {what}")
     try:

@@ -22,7 +22,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[bool]:
+def lock_file(path: Path) -> Iterator[bool]:
     """Hold the lock of a file, which is made where it is not there. Yields False where another holds it."""
     descriptor = _open(path)
     try:

@@ -6,7 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from moothall.aio import PATIENCE, Fan, merge, said, start_beside, whole_body
+from moothall.aio import PATIENCE, Fan, merge, say_if_slow, start_beside, whole_body
 from moothall.errors import BusUnavailable, ConfigurationError
 
 
@@ -84,9 +84,9 @@ async def test_a_part_that_dies_later_ends_the_body() -> None:
 async def test_a_wait_is_spoken_of_only_when_it_is_long() -> None:
     told: list[str] = []
     loop = asyncio.get_running_loop()
-    with said(told.append, "nothing much"):
+    with say_if_slow(told.append, "nothing much"):
         await asyncio.sleep(0)
-    with said(told.append, "the bus"):
+    with say_if_slow(told.append, "the bus"):
         now = loop.time()
         loop.time = lambda: now + PATIENCE + 1  # type: ignore[method-assign]  # nobody waits for it
         await asyncio.sleep(0)

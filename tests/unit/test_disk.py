@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from moothall.disk import lock, locked, write_private
+from moothall.disk import lock, lock_file, write_private
 
 _HOLDER = """
 import fcntl, sys
@@ -26,10 +26,10 @@ def test_a_lock_is_one_process_s_and_free_when_that_is_killed(tmp_path: Path) ->
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with locked(path) as free:
+        with lock_file(path) as free:
             assert not free
         holder.kill()
-    with locked(path) as free:
+    with lock_file(path) as free:
         assert free
 
 
@@ -46,7 +46,7 @@ async def test_who_comes_second_waits_for_the_first(tmp_path: Path) -> None:
 
     async def second() -> None:
         await first_is_in.wait()
-        with locked(path) as free:
+        with lock_file(path) as free:
             assert not free
         leave.set()
         async with lock(path):

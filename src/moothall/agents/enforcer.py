@@ -94,7 +94,7 @@ class Enforcer:
         """Calls under way."""
 
     @asynccontextmanager
-    async def entered(self, who: Principal, text: int, seconds: int = 0) -> AsyncIterator[Callable[[], None]]:
+    async def admit(self, who: Principal, text: int, seconds: int = 0) -> AsyncIterator[Callable[[], None]]:
         """Run a call of `text` characters for at most `seconds` (0: the most). What is yielded is called where the call came to nothing.
 
         Raises `TokenLimit`, `TooOften`, `CircuitOpen`, `TimedOut`, `InvalidRequest`.

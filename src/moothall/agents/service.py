@@ -142,7 +142,7 @@ class AgentTasks:
         wanted = query.direct()
         if wanted is None:  # tools are told nothing of it
             query = await self._sessions.with_session(query, who)
-        async with self._enforcer.entered(who, query.length, query.timeout_seconds) as failed:
+        async with self._enforcer.admit(who, query.length, query.timeout_seconds) as failed:
             yield QueryUpdate("begins")
             found = self._tools(query, who, wanted) if wanted is not None else self._agent(query, who)
             async with aclosing(found) as steps:

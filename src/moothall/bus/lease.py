@@ -81,30 +81,31 @@ class Lease:
             if found and found.get("holder") == self._holder:
                 await self._bucket.replace(self._name, {"holder": ""}, revision)
 
-    async def lead(self, work: Work, meanwhile: Work | None = None) -> None:
-        """Do some work, anew each time that the lease is had, and cancelled where it is lost; `meanwhile` while others have it. Until cancelled."""
-        async with self._kept():
+    async def lead(self, work: Work) -> None:
+        """Do some work, anew each time that the lease is had, and cancelled where it is lost. Until cancelled."""
+        async with self._hold():
             while True:
-                await _until(self._is_had(), meanwhile)
-                await _until(self._is_lost(), work)
+                await self._is_had()
+                async with beside(work(), "leading"):
+                    await self._is_lost()
                 log.warning("lost the lease", name=self._name, holder=self._holder)
 
     @asynccontextmanager
-    async def taken(self) -> AsyncIterator[bool]:
+    async def take(self) -> AsyncIterator[bool]:
         """Take it for as long as this lasts; yields False where another has it."""
         await self.step()
-        async with self._kept():
+        async with self._hold():
             yield self.held
 
     @asynccontextmanager
-    async def waited_for(self) -> AsyncIterator[None]:
+    async def wait(self) -> AsyncIterator[None]:
         """Wait until it is had, and keep it for as long as this lasts."""
-        async with self._kept():
+        async with self._hold():
             await self._is_had()
             yield
 
     @asynccontextmanager
-    async def _kept(self) -> AsyncIterator[None]:
+    async def _hold(self) -> AsyncIterator[None]:
         try:
             async with beside(self._keep(), f"lease-{self._name}"):
                 yield
@@ -134,12 +135,3 @@ class Lease:
     async def _is_lost(self) -> None:
         while (left := self._until - self._clock()) > 0:  # noqa: ASYNC110 - time is all that is waited for
             await asyncio.sleep(left)
-
-
-async def _until(over: Coroutine[Any, Any, None], work: Work | None) -> None:
-    """Do some work until something is over."""
-    if work is None:
-        await over
-        return
-    async with beside(work(), "leading"):
-        await over

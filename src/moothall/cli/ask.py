@@ -163,11 +163,11 @@ def _read_prompt(prompt: str, goes_on: str | None) -> tuple[str, str | None]:
 async def _ask(asking: AskOptions) -> _Asked:
     asked = await _check_early(asking, asking.request)
     # Only now, as in `deliberate`.
-    from moothall.cli.door import opened
+    from moothall.cli.door import open_door
 
     narrator = asking.narrator()
     with narrator.watching():
-        async with opened(asking, narrator.say, narrator.note, asked=asked) as door:
+        async with open_door(asking, narrator.say, narrator.note, asked=asked) as door:
             outcome = await door.put(asking.request.description, narrator)
     return _Asked(outcome, door.files, door.changes)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moothall.aio import said
+from moothall.aio import say_if_slow
 from moothall.cli.asking import AskOptions
 from moothall.cli.council import hold_council
 from moothall.cli.narrator import Narrator
@@ -50,7 +50,7 @@ class Door:
         next goes on from there.
         """
         if self.follows:
-            with said(narrator.note, f"{self.follows}, which is under way"):
+            with say_if_slow(narrator.note, f"{self.follows}, which is under way"):
                 before = (await self.desk.wait(self.follows, LOCAL)).diff
             if before and before not in {change.diff for change in self.changes}:
                 self.changes.append(Diff(before))
@@ -72,7 +72,7 @@ class Door:
 
 
 @asynccontextmanager
-async def opened(
+async def open_door(
     asking: AskOptions, tell: Callable[[str], None], note: Callable[[str], None], *, asked: bool
 ) -> AsyncIterator[Door]:
     """Open where the questions are put. `tell` hears what is being set up, `note` what should not be missed; `asked` as of `open_house`.

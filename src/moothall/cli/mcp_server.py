@@ -45,13 +45,13 @@ async def serve(settings: Settings) -> None:
     """Serve on stdin and stdout until the client goes."""
 
     @asynccontextmanager
-    async def opened(_: Any) -> AsyncIterator[McpHouse]:
+    async def lifespan(_: Any) -> AsyncIterator[McpHouse]:
         # Inside the transport, which keeps stdout to itself: whatever else prints goes to stderr.
         async with open_house(settings, say) as house:
             yield McpHouse(settings, house.desk)
 
     server: MCPServer[McpHouse] = MCPServer(
-        "moothall", version=moothall.__version__, instructions=_INSTRUCTIONS, log_level="WARNING", lifespan=opened
+        "moothall", version=moothall.__version__, instructions=_INSTRUCTIONS, log_level="WARNING", lifespan=lifespan
     )
     for tool in (deliberate, ask, result, why, context):
         server.tool()(_tell_errors(tool))

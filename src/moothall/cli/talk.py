@@ -14,7 +14,7 @@ from rich.console import Console
 
 from moothall.cli import complete
 from moothall.cli.asking import AskOptions, show_answer
-from moothall.cli.door import Door, opened
+from moothall.cli.door import Door, open_door
 from moothall.cli.plain import plain, teller
 from moothall.cli.run import on_interrupt, say
 from moothall.domain.outcome import Outcome
@@ -71,7 +71,7 @@ class _Lines:
 
 async def talk(asking: AskOptions, *, asked: bool) -> int:
     """Answer questions until the end of input. Returns the exit code."""
-    async with opened(asking, teller(quiet=False), lambda words: say(plain(words)), asked=asked) as door:
+    async with open_door(asking, teller(quiet=False), lambda words: say(plain(words)), asked=asked) as door:
         say(f"{f'going on from {door.follows}; ' if door.follows else ''}/help says what there is")
         await _Talk(asking, door).run()
     return 0

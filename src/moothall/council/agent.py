@@ -98,7 +98,7 @@ class AgentLoop:
 
     async def answer(self, where: str, until: datetime) -> Draft:
         """Return an answer in text to a round, <phase>/<round>; raises `MalformedReplies` and what the model raises."""
-        course = Course(where, until, begun=self._begun(where))
+        course = Course(where, until, begun=self._resume_after(where))
         await self.run(course, range(1, course.begun + self._limits.malformed_replies + 2))
         return Draft(course.summary)
 
@@ -110,11 +110,11 @@ class AgentLoop:
         workspace raise. Changes that are not green are returned too: the gates decide.
         """
         state = Standing(start.patch, green=start.green) if start else Standing()
-        course = Course(where, place.turn.context.deadline, place, state, begun=self._begun(where))
+        course = Course(where, place.turn.context.deadline, place, state, begun=self._resume_after(where))
         turn = await self.run(course, turns)
         return Attempt(self._end(course, len(turns)), turn, course.circle, course.state.refused)
 
-    def _begun(self, where: str) -> int:
+    def _resume_after(self, where: str) -> int:
         """Return the number of the turn after which it goes on in a round, 0 for none."""
         resumed, _, turn = self._resumes.rpartition(".")
         return int(turn) if resumed == where else 0

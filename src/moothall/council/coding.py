@@ -37,9 +37,9 @@ class Caller:
             index += below + ((self.number - 1) * settings.agents_turns + self.turn - 1) * below
         return Caller(self.depth + 1, index)
 
-    def ordinal(self, turn: int, settings: RunnerSettings) -> int:
-        """Return the last part of the call id of a sub-agent's turn."""
-        return (self.number - 1) * settings.agents_turns + turn
+    def turns_before(self, settings: RunnerSettings) -> int:
+        """Return how many turns the sub-agents before it may take: call ids of its own go on from there."""
+        return (self.number - 1) * settings.agents_turns
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ class SubAgent:
         """Work on the prompt until it finishes, goes in circles or has no turns left; never raises a `MoothallError`."""
         # The turn of the seat, with this agent's own number in it: a sub-agent's sub-agents are numbered with it.
         phase, _, turn = self.place.step.partition("/")
-        where, before = f"{phase}/{'.'.join(turn.split('.')[:2])}", self.place.caller.ordinal(0, self.settings)
+        where, before = f"{phase}/{'.'.join(turn.split('.')[:2])}", self.place.caller.turns_before(self.settings)
         course = Course(where, self.place.context.deadline, Workplace(self.place), before=before)
         async with slots:
             try:

@@ -67,10 +67,6 @@ class SandboxSpec:
     fds: tuple[int, ...] = ()
     log: Path | None = None
 
-    def is_degraded(self, layer: str) -> bool:
-        """Whether the operator accepted to go without `layer`."""
-        return layer in self.limits.allow_degraded
-
 
 def interpreter() -> Path:
     """Return this Python's own binary, outside any virtual environment."""

@@ -18,7 +18,7 @@ from moothall.inside.confinement import BOOT
 from moothall.sandbox import cgroups
 from moothall.sandbox.bubblewrap import MEND_BUBBLEWRAP, Overlay, SandboxSpec, interpreter, interpreter_binds, package_bind
 from moothall.sandbox.seccomp import MEND as MEND_SECCOMP
-from moothall.sandbox.spawn import drop_uid, sandboxed
+from moothall.sandbox.spawn import drop_uid, run_sandbox
 from moothall.telemetry import get_logger, metrics
 
 log = get_logger(__name__)
@@ -145,7 +145,7 @@ async def _attempt(limits: SandboxSettings, folder: Path | None) -> dict[str, An
                     overlay=overlay,
                     fds=(theirs.fileno(),),
                 )
-                async with sandboxed(spec) as inside:
+                async with run_sandbox(spec) as inside:
                     theirs.close()
                     said = await _read(ours)
                     if not said:

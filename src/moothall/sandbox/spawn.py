@@ -135,7 +135,7 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
             filter_fd = seccomp.program_fd()
             held.append(filter_fd)
         except SandboxUnavailable:
-            if not spec.is_degraded("seccomp"):
+            if "seccomp" not in spec.limits.allow_degraded:
                 raise
         accounts = {}
         for name, content in (("passwd", _PASSWD), ("group", _GROUP), ("hosts", _HOSTS)):
@@ -183,7 +183,7 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
 
 
 @asynccontextmanager
-async def sandboxed(spec: SandboxSpec) -> AsyncIterator[Sandboxed]:
+async def run_sandbox(spec: SandboxSpec) -> AsyncIterator[Sandboxed]:
     """Run `spec` for as long as the context lasts."""
     inside = await spawn(spec)
     try:

@@ -92,7 +92,7 @@ def _is_number(value: object) -> bool:
 
 
 @contextmanager
-def watched() -> Iterator[None]:
+def watch() -> Iterator[None]:
     """Inside, every reading of the figures says what this process uses."""
     import psutil
 

@@ -232,4 +232,4 @@ def lease_of(serve: ServeSettings, bus: Bus, name: str) -> Lease:
 
 def alone(settings: Settings, bus: Bus, name: str) -> AbstractAsyncContextManager[None]:
     """Wait until no other process is at what `name` says, and keep them from it: at once with an embedded bus, for then there is none."""
-    return nullcontext() if settings.bus.url is None else lease_of(settings.serve, bus, name).waited_for()
+    return nullcontext() if settings.bus.url is None else lease_of(settings.serve, bus, name).wait()

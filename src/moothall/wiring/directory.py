@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from moothall.disk import locked, write_private
+from moothall.disk import lock_file, write_private
 from moothall.errors import ConfigurationError
 
 
@@ -36,7 +36,7 @@ def hold(data_dir: Path) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-            free = stack.enter_context(locked(data_dir / "lock"))
+            free = stack.enter_context(lock_file(data_dir / "lock"))
         except OSError as error:
             raise ConfigurationError(f"the data directory {data_dir} cannot be used: {error.strerror}") from error
         if not free:
@@ -51,7 +51,7 @@ def take_number(data_dir: Path) -> Iterator[int]:
     folder = data_dir / "processes"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for number in itertools.count(1):
-        with locked(folder / str(number)) as free:
+        with lock_file(folder / str(number)) as free:
             if free:
                 yield number
                 return
@@ -60,7 +60,7 @@ def take_number(data_dir: Path) -> Iterator[int]:
 def is_shared(data_dir: Path) -> bool:
     """Whether processes work here that have a number, and may not hold the directory."""
     for path in (data_dir / "processes").glob("*"):
-        with locked(path) as free:
+        with lock_file(path) as free:
             if not free:
                 return True
     return False

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moothall.aio import said
+from moothall.aio import say_if_slow
 from moothall.config import Settings
 from moothall.council.front.request import Defaults, plan
 from moothall.domain.identity import LOCAL
@@ -58,7 +58,7 @@ async def check_early(
         return False
     from moothall.model.reaching import reach_all
 
-    with said(tell, "the model server to answer"):
+    with say_if_slow(tell, "the model server to answer"):
         await reach_all(settings.choice, tell)
     return True
 
@@ -118,10 +118,10 @@ async def check_parts(
             await asyncio.wait({asking}, timeout=_ASK_SECONDS)  # what is plainly wrong is said before anything else
         walls: tuple[Layer, ...] = ()
         if settings.workspace.kind == "local" and roles & {"hosts", "tools"}:
-            with said(tell, "the sandbox to be tried"):
+            with say_if_slow(tell, "the sandbox to be tried"):
                 walls = await check_walls(settings.sandbox, tell)
         if asking is not None:
-            with said(tell, "the model server to answer"):
+            with say_if_slow(tell, "the model server to answer"):
                 await asking
     return walls
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moothall.aio import beside, said
+from moothall.aio import beside, say_if_slow
 from moothall.bus.lease import Lease
 from moothall.bus.raw import StreamState
 from moothall.bus.registry import EVENTS
@@ -123,7 +123,7 @@ async def open_writer(settings: Settings, bus: Bus, drain: Callable[[str], None]
         try:
             yield graph
             if drain is not None:
-                with said(drain, "the graph to catch up"):
+                with say_if_slow(drain, "the graph to catch up"):
                     await _drain(settings.graph.drain_seconds, projector, bus)
         finally:
             running.cancel()
@@ -218,7 +218,7 @@ async def _writes(settings: Settings, bus: Bus, stack: AsyncExitStack) -> bool:
     """Whether this command may write the graph: its own file, or a server's that no other process writes."""
     if settings.bus.url is None or settings.graph.url is None:
         return True
-    return await stack.enter_async_context(lease_of(settings.serve, bus, "graph").taken())
+    return await stack.enter_async_context(lease_of(settings.serve, bus, "graph").take())
 
 
 @asynccontextmanager

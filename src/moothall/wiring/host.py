@@ -183,7 +183,7 @@ async def report_figures(settings: MetricsSettings, bus: Bus, name: str) -> Asyn
     if not settings.enabled:
         yield
         return
-    with reports.watched():
+    with reports.watch():
         async with asyncio.TaskGroup() as group:
             reporting = group.create_task(reports.report(bus.signal, name, settings.report_seconds), name="figures")
             try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from moothall import telemetry
-from moothall.aio import beside, enter_beside, said, start_beside
+from moothall.aio import beside, enter_beside, say_if_slow, start_beside
 from moothall.bus.registry import EVENTS
 from moothall.collector import Collector
 from moothall.collector.onlooker import Onlooker
@@ -145,7 +145,7 @@ async def _build(
     named = instance(settings, ending) if serving else ""
     fleet = await stack.enter_async_context(start_beside(open_fleet(settings, on_ray=on_ray, instance=named)))
     model = await stack.enter_async_context(start_beside(model_url(settings.llm, settings.data_dir, tell, needed=hosts)))
-    with said(tell, "the bus"):
+    with say_if_slow(tell, "the bus"):
         url = await stack.enter_async_context(bus_url(settings.bus, settings.data_dir))
         bus = await stack.enter_async_context(
             open_bus(settings.bus, url, secrets=secret_values(settings), alone=not settings.bus.url)
@@ -164,11 +164,11 @@ async def _build(
     roster = Roster(bus, settings.limits, settings.choice)
     await roster.refresh()
     await enter_beside(stack, beside(roster.run(), "councils"))
-    with said(tell, "the model"):
+    with say_if_slow(tell, "the model"):
         answering = await model
-    with said(tell, "the graph"):
+    with say_if_slow(tell, "the graph"):
         graph = await remembered
-    with said(tell, "Ray" if on_ray else "the hosts"):
+    with say_if_slow(tell, "Ray" if on_ray else "the hosts"):
         hosting = await fleet
         alive: Alive = functools.partial(_count_answering, bus)
         if hosts:
@@ -191,7 +191,7 @@ async def _build(
             settings.data_dir, directory.Address(os.getpid(), url, house.grpc_port, _fingerprint(settings), page_at(house.link))
         )
         stack.callback(directory.withdraw, settings.data_dir)
-    stack.callback(lambda: ending.enter_context(said(tell, "what was started to end")))
+    stack.callback(lambda: ending.enter_context(say_if_slow(tell, "what was started to end")))
     return house, deciding.sees
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from moothall.aio import beside, enter_beside, said
+from moothall.aio import beside, enter_beside, say_if_slow
 from moothall.bus.registry import EVENTS
 from moothall.collector import Collector
 from moothall.collector.onlooker import Onlooker
@@ -154,7 +154,7 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
         if "tools" in behind.roles:
             if settings.bus.url is not None:
                 # Workspaces and workflows are one process's: a second would take up what the first is at.
-                with said(tell, "the process that has the role tools to end"):
+                with say_if_slow(tell, "the process that has the role tools to end"):
                     await enter_beside(stack, alone(settings, bus, "tools"))
             writer = f"{WRITER}-{behind.instance}" if behind.instance else WRITER
             visits = await enter_beside(stack, tool_service(settings, bus, rules, writer))
@@ -248,7 +248,7 @@ async def figures(
             known.take(data)
 
     async with AsyncExitStack() as stack:
-        stack.enter_context(reports.watched())
+        stack.enter_context(reports.watch())
         stack.enter_context(metrics.REGISTRY.looking(look))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         listening = group.create_task(listen(), name="reports")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from moothall.disk import locked, try_lock
+from moothall.disk import lock_file, try_lock
 from moothall.domain import codec
 from moothall.domain.repository import Prepared
 from moothall.errors import InvalidRequest
@@ -120,7 +120,7 @@ def _hold(folder: Path, name: str) -> Iterator[bool]:
         yield True
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / name) as free:
+    with lock_file(folder / name) as free:
         yield free
 
 

@@ -151,7 +151,7 @@ class Environments:
         )
         folder = None
         try:
-            async with self._pool.started(place, keep=True) as box:
+            async with self._pool.start(place, keep=True) as box:
                 folder = box.folder
                 end = time.monotonic() + self._settings.workspace.setup_seconds
                 steps = base.profile.steps or tuple(SetupStep(argv) for argv in base.profile.setup)

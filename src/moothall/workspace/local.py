@@ -255,7 +255,7 @@ class LocalWorkspace:
             "agents": block.agents,
         }
         try:
-            async with self._pool.started(place, beside=self._box) as box:
+            async with self._pool.start(place, beside=self._box) as box:
                 answer = await box.request(
                     "run", wall_seconds=seconds, asked=asking, argv=(python, "-B", "-c", COMMAND), env=box.variables(), block=told
                 )
@@ -278,7 +278,7 @@ class LocalWorkspace:
             return await converse(self._box, argv, hear, seconds, most)
         apart = isinstance(self._box, LocalBox)  # in a pod, what is beside works on the very files
         before = [] if apart else await self.changes()
-        async with self._pool.started(self._place_beside("program", self._settings.sandbox), beside=self._box) as box:
+        async with self._pool.start(self._place_beside("program", self._settings.sandbox), beside=self._box) as box:
             why = await converse(box, argv, hear, seconds, most)
         if not apart and await self.changes() != before:
             await self.restore(before)

@@ -105,7 +105,7 @@ class BoxPool:
     @asynccontextmanager
     async def box(self, prepared: Prepared) -> AsyncIterator[Box]:
         """A fresh box on `prepared`, a spare one where there is one. Raises `SandboxUnavailable`."""
-        async with self.started(self._place(prepared)) as box:
+        async with self.start(self._place(prepared)) as box:
             self._refill(box.place)
             yield box
 
@@ -123,7 +123,7 @@ class BoxPool:
         )
 
     @asynccontextmanager
-    async def started(self, place: BoxSetup, *, keep: bool = False, beside: Box | None = None) -> AsyncIterator[Box]:
+    async def start(self, place: BoxSetup, *, keep: bool = False, beside: Box | None = None) -> AsyncIterator[Box]:
         """A box on `place`; `keep` leaves its folder to the caller. `beside`: a box whose files it works on, wherever that runs."""
         box = await self.take(place, beside)
         try:

@@ -92,7 +92,7 @@ class Starter:
             python=python.home,
         )
         seconds = self._settings.workspace.setup_seconds
-        async with self._pool.started(place) as box:
+        async with self._pool.start(place) as box:
             for argv in commands:
                 answer = await box.request("setup", wall_seconds=seconds, argv=argv, env=box.variables())
                 if answer.get("status") != "success" or answer.get("exit_code") != 0:

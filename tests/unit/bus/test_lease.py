@@ -155,11 +155,11 @@ async def test_who_waits_for_it_goes_on_when_the_other_ends() -> None:
     bucket, order = MemoryBus().bucket(BUCKET), list[str]()
 
     async def second() -> None:
-        async with Lease(bucket, "x", 0.3).waited_for():
+        async with Lease(bucket, "x", 0.3).wait():
             order.append("second")
 
     async with asyncio.TaskGroup() as group:
-        async with Lease(bucket, "x", 0.3).waited_for():
+        async with Lease(bucket, "x", 0.3).wait():
             waiting = group.create_task(second())
             await asyncio.sleep(1)
             order.append("first")
@@ -169,7 +169,7 @@ async def test_who_waits_for_it_goes_on_when_the_other_ends() -> None:
 
 async def test_a_command_takes_it_only_where_nobody_has_it() -> None:
     bucket = MemoryBus().bucket(BUCKET)
-    async with Lease(bucket, "x", 30).taken() as first, Lease(bucket, "x", 30).taken() as second:
+    async with Lease(bucket, "x", 30).take() as first, Lease(bucket, "x", 30).take() as second:
         assert (first, second) == (True, False)
-    async with Lease(bucket, "x", 30).taken() as again:
+    async with Lease(bucket, "x", 30).take() as again:
         assert again

@@ -17,7 +17,7 @@ from moothall.config import SandboxSettings
 from moothall.disk import try_lock
 from moothall.sandbox import orphans
 from moothall.sandbox.bubblewrap import SandboxSpec, interpreter_binds
-from moothall.sandbox.spawn import sandboxed, spawn
+from moothall.sandbox.spawn import run_sandbox, spawn
 from moothall.workspace.layout import Layout
 from moothall.workspace.pool import sweep
 
@@ -55,7 +55,7 @@ async def until_named(name: str) -> None:
 
 async def test_a_sandbox_is_known_by_its_name_and_ended_by_it() -> None:
     name, other = f"{os.getpid()}-named-1", f"{os.getpid()}-other-1"
-    async with sandboxed(spec(name)) as inside, sandboxed(spec(other)) as stays:
+    async with run_sandbox(spec(name)) as inside, run_sandbox(spec(other)) as stays:
         await until_named(name)
         await until_named(other)
         assert orphans.end(f"{os.getpid()}-named-") >= 1  # the inner one may be gone with the outer one before it is looked at

@@ -145,7 +145,7 @@ async def test_a_report_that_cannot_be_sent_is_made_up_by_the_next() -> None:
         if len(sent) == 1:
             raise BusUnavailable("away")
 
-    with reports.watched():
+    with reports.watch():
         task = asyncio.ensure_future(reports.report(signal, "host-7", 0.001))
         while len(sent) < 3:
             await asyncio.sleep(0.001)

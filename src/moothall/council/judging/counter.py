@@ -325,7 +325,7 @@ class CounterProof:
             by_check[check] = (*by_check.get(check, ()), case)
         return Rewritten(files, by_check)
 
-    async def _hidden(self, check: str) -> tuple[str, ...]:
+    async def _hidden_endings(self, check: str) -> tuple[str, ...]:
         """How the files end that the disk need not have as a check runs them, so that code which reads them finds others."""
         profile = self.runs.prepared.base.profile
         folder = profile.folders.get(check, "")
@@ -348,7 +348,7 @@ class CounterProof:
         key = digest(self.facts.d.task_id, diff, *([extra] if extra else []))[:12]
         found: dict[str, CheckRun] = {}
         for check, cases in made.cases.items():
-            hidden = await self._hidden(check)
+            hidden = await self._hidden_endings(check)
             files = {f"{INSTEAD}/{path}" if path.endswith(hidden) else path: text for path, text in made.files.items()}
             shown = {path: text for path, text in made.shown.items() if hidden and path.endswith(hidden)}
             more = [check] if len(made.cases) > 1 else []

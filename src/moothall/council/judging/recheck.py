@@ -127,7 +127,7 @@ class Bench:
             stronger = await agreement(self._runs, proposal.diff, found.fixed, runs, self._limits.apart_seconds)
             found = replace(found, evidence=(*found.evidence, *stronger))
         if applies:
-            found = await self._read(proposal, found, _written(runs) - _written(self._prepared.runs))
+            found = await self._read(proposal, found, _data_of_tests(runs) - _data_of_tests(self._prepared.runs))
         broken = {*found.regressions, *(case for item in found.evidence for case in item.red)}
         self._details[key] = {case: said for run in runs.values() for case, said in run.details.items() if case in broken}
         return found
@@ -321,7 +321,7 @@ def _doubtful(found: Assessment, runs: Mapping[str, CheckRun], base: Prepared) -
     }
 
 
-def _written(runs: Mapping[str, CheckRun]) -> frozenset[str]:
+def _data_of_tests(runs: Mapping[str, CheckRun]) -> frozenset[str]:
     """The data of tests that were written while these ran."""
     return frozenset(case for run in runs.values() for case, said in run.details.items() if said == WRITTEN)
 

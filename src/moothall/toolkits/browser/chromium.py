@@ -23,7 +23,7 @@ from moothall.inside import chromium as chromium_start
 from moothall.network.destinations import Destinations
 from moothall.network.proxy import Proxy, listener, proxying
 from moothall.sandbox.bubblewrap import SandboxSpec, interpreter, interpreter_binds
-from moothall.sandbox.spawn import Sandboxed, sandboxed
+from moothall.sandbox.spawn import Sandboxed, run_sandbox
 from moothall.toolkits.browser.devtools import DevTools, Gone, Message
 from moothall.toolkits.browser.settings import BrowserSettings
 
@@ -98,7 +98,7 @@ async def chromium(
     async with AsyncExitStack() as stack:
         stack.callback(ours.close)
         with theirs:
-            inside = await stack.enter_async_context(sandboxed(_spec(program, settings, sandbox, theirs.fileno())))
+            inside = await stack.enter_async_context(run_sandbox(_spec(program, settings, sandbox, theirs.fileno())))
         try:
             async with asyncio.timeout(_START_SECONDS):
                 listening = await listener(ours)

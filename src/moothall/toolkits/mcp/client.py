@@ -25,7 +25,7 @@ Link = Callable[[LinkEnd], AbstractAsyncContextManager[Streams]]
 
 
 @asynccontextmanager
-async def connected(name: str, link: Link, seconds: float, ended: LinkEnd) -> AsyncIterator[Client]:
+async def connect(name: str, link: Link, seconds: float, ended: LinkEnd) -> AsyncIterator[Client]:
     """Connect to a server, which has so many seconds for each answer. Raises what `telling` does."""
     with telling(name, ended):
         async with Client(link(ended), read_timeout_seconds=seconds, cache=None) as client:

@@ -14,7 +14,7 @@ from time import monotonic
 from mcp import Client
 
 from moothall.errors import CallFailed, MoothallError
-from moothall.toolkits.mcp.client import Link, connected, telling
+from moothall.toolkits.mcp.client import Link, connect, telling
 from moothall.toolkits.mcp.links import LinkEnd
 
 Key = tuple[str, str, str]
@@ -42,7 +42,7 @@ class Living:
 
     async def _hold(self, link: Link) -> None:
         try:
-            async with connected(self._name, link, self._seconds, self.ended) as client:
+            async with connect(self._name, link, self._seconds, self.ended) as client:
                 self.client.set_result(client)
                 await self._wait_unused()
         except MoothallError as error:

@@ -108,12 +108,12 @@ class McpTools:
     async def _client(self, name: str, workspace: Workspace | None, *, keeps: bool) -> AsyncIterator[Client]:
         server, own = self._own.servers[name], self._own
         try:
-            from moothall.toolkits.mcp.client import connected
+            from moothall.toolkits.mcp.client import connect
             from moothall.toolkits.mcp.links import LinkEnd
         except ModuleNotFoundError as error:
             raise CallFailed(_LACKS) from error
         ended = LinkEnd()
-        async with connected(name, lambda told: self._link(server, workspace, told, keeps=keeps), own.seconds, ended) as client:
+        async with connect(name, lambda told: self._link(server, workspace, told, keeps=keeps), own.seconds, ended) as client:
             yield client
 
     def _link(self, server: McpServerSettings, workspace: Workspace | None, ended: Any, *, keeps: bool) -> Any:
