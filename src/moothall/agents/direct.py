@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from moothall.agents.queries import Wanted
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
-from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.domain.tool import Action, ToolCall, ToolResult, ToolStatus
 from moothall.guard.rates import Rates, too_often
 from moothall.visits.visits import OpenedVisit, Visits
 
@@ -22,7 +21,7 @@ _LONGEST = timedelta(hours=1)  # the gate's own limits are nearer
 class ToolRun:
     """What came of a tool. `tool_id` tells it from others of the same task."""
 
-    wanted: Wanted
+    wanted: Action
     tool_id: str
     result: ToolResult
 
@@ -42,7 +41,7 @@ class Direct:
         self._parallelism = parallelism
         self._rates = Rates()
 
-    async def run(self, who: Principal, opened: OpenedVisit, wanted: Sequence[Wanted], task_id: str) -> tuple[ToolRun, ...]:
+    async def run(self, who: Principal, opened: OpenedVisit, wanted: Sequence[Action], task_id: str) -> tuple[ToolRun, ...]:
         """Return what came of each, in their order. One that fails stops no other.
 
         Raises what `Visits.call` raises for a call that isn't let through at all, once the others have been called off.
@@ -50,7 +49,7 @@ class Direct:
         slots = asyncio.Semaphore(self._parallelism)
         began = time.time_ns()
 
-        async def one(place: int, item: Wanted) -> ToolRun:
+        async def one(place: int, item: Action) -> ToolRun:
             async with slots:
                 # A request id stands for one request of a workspace, and a session's outlives the task.
                 request_id = digest(task_id, str(began), str(place))[:32]

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from moothall.domain.task import RepositoryRef
+from moothall.domain.tool import Action
 from moothall.errors import InvalidRequest, Refused
 
 _DIRECT, _SEQUENCE, _ALLOWED = "tool_parameters", "tool_calls", "allowed_tools"
@@ -25,14 +26,6 @@ class Mode(StrEnum):
     SIMPLE = "simple"
     STANDARD = "standard"
     COMPLEX = "complex"
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """One tool and its arguments."""
-
-    tool: str
-    arguments: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +103,10 @@ class Query:
         found = frozenset.intersection(*given)
         return found | _WEB if found & _WEB else found
 
-    def direct(self) -> tuple[Wanted, ...] | None:
+    def direct(self) -> tuple[Action, ...] | None:
         """Return the tools to run without a model; None where an agent is asked. Raises `InvalidRequest`, `Refused`."""
         if _DIRECT in self.context:
-            found: tuple[Wanted, ...] = (self._one(),)
+            found: tuple[Action, ...] = (self._one(),)
         elif _SEQUENCE in self.context:
             found = self._several(self.context[_SEQUENCE])
         else:
@@ -137,7 +130,7 @@ class Query:
             parts.append("What is known:\n" + json.dumps(known, ensure_ascii=False, sort_keys=True, default=str))
         return "\n\n".join([*parts, self.query])
 
-    def _one(self) -> Wanted:
+    def _one(self) -> Action:
         given = self.context[_DIRECT]
         if not isinstance(given, Mapping):
             raise InvalidRequest(f"context.{_DIRECT} is no object; give {{tool, parameters}}")
@@ -151,16 +144,16 @@ class Query:
         rest = {key: value for key, value in given.items() if key not in {"tool", "tool_name", "parameters"}}
         if _text(given, "name") == name and not (_text(given, "tool") or _text(given, "tool_name")):
             del rest["name"]
-        return Wanted(name, {**rest, **_parameters(given, _DIRECT)})
+        return Action(name, {**rest, **_parameters(given, _DIRECT)})
 
-    def _several(self, given: Any) -> tuple[Wanted, ...]:
+    def _several(self, given: Any) -> tuple[Action, ...]:
         if not isinstance(given, Sequence) or isinstance(given, str) or not 1 <= len(given) <= _MOST_CALLS:
             raise InvalidRequest(f"context.{_SEQUENCE} is no list of 1 to {_MOST_CALLS} objects with tool and parameters")
         found = []
         for place, item in enumerate(given):
             if not isinstance(item, Mapping) or not _text(item, "tool"):
                 raise InvalidRequest(f"context.{_SEQUENCE}[{place}] names no tool; give {{tool, parameters}}")
-            found.append(Wanted(_text(item, "tool"), _parameters(item, f"{_SEQUENCE}[{place}]")))
+            found.append(Action(_text(item, "tool"), _parameters(item, f"{_SEQUENCE}[{place}]")))
         return tuple(found)
 
     def _check(self, tool: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from moothall.agents.direct import Direct, ToolRun
 from moothall.agents.enforcer import Enforcer
-from moothall.agents.queries import Mode, Query, SessionContext, Wanted
+from moothall.agents.queries import Mode, Query, SessionContext
 from moothall.agents.sessions import AgentSessions, written_paths
 from moothall.aio import merge
 from moothall.config import AgentSettings
@@ -23,7 +23,7 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import digest, is_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Constraints, DeliberationRequest
-from moothall.domain.tool import ToolStatus
+from moothall.domain.tool import Action, ToolStatus
 from moothall.errors import InvalidRequest, MoothallError
 from moothall.ports import Deliberations
 from moothall.telemetry import get_logger
@@ -70,7 +70,7 @@ class QueryUpdate:
 
     message: str = ""
     progress: float = 0.0
-    wanted: Wanted | None = None
+    wanted: Action | None = None
     ran: ToolRun | None = None
     delta: str = ""
 
@@ -156,7 +156,7 @@ class AgentTasks:
                     else:
                         yield step
 
-    async def _tools(self, query: Query, who: Principal, wanted: tuple[Wanted, ...]) -> AsyncGenerator[QueryUpdate | Report]:
+    async def _tools(self, query: Query, who: Principal, wanted: tuple[Action, ...]) -> AsyncGenerator[QueryUpdate | Report]:
         known = {spec.name: spec for spec in self.list_tools(who)}
         for item in wanted:
             if item.tool not in known:

@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
-from moothall.agents.queries import Query, SessionContext, Wanted
+from moothall.agents.queries import Query, SessionContext
 from moothall.config import AgentSettings
 from moothall.domain.codec import dump, load
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
 from moothall.domain.task import RepositoryRef
+from moothall.domain.tool import Action
 from moothall.errors import AlreadyExists, NotFound, Temporary
 from moothall.ports import Bucket
 from moothall.tools.spec import ToolSpec
@@ -117,7 +118,7 @@ class AgentSessions:
         return f"{who.tenant}.{digest(who.name, session_id)[:40]}"
 
 
-def written_paths(specs: Mapping[str, ToolSpec], calls: Sequence[Wanted]) -> tuple[str, ...]:
+def written_paths(specs: Mapping[str, ToolSpec], calls: Sequence[Action]) -> tuple[str, ...]:
     """Return the paths that calls have written, by what the catalogue says of their arguments."""
     found = []
     for call in calls:

@@ -30,7 +30,7 @@ from moothall.council.course import (
 from moothall.council.examples import find_broken
 from moothall.council.facts import Facts
 from moothall.council.measuring import check_bounds, sum_usage
-from moothall.council.prompting.reply import Action, Turn
+from moothall.council.prompting.reply import Turn
 from moothall.council.prompting.report import check_text, verdict_text
 from moothall.council.prompting.text import CHARS_PER_TOKEN, fence
 from moothall.council.turns import DOUBTED, FINISH, NOT_GREEN, Did, TurnStep, digest_turn, do, is_again, stuck
@@ -39,7 +39,7 @@ from moothall.domain.event import EventType
 from moothall.domain.evidence import CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
-from moothall.domain.tool import ToolResult, ToolUsage
+from moothall.domain.tool import Action, ToolResult, ToolUsage
 from moothall.errors import BudgetExceeded, DeadlineExceeded
 
 _LOOKING = 2  # turns without a change after which a seat may also give up

@@ -20,7 +20,6 @@ from moothall.council.judging.runs import FreshRuns
 from moothall.council.measuring import Advance
 from moothall.council.prompting import prompts
 from moothall.council.prompting.excerpt import Shown, show
-from moothall.council.prompting.reply import Action
 from moothall.council.prompting.survey import Survey, Surveyor, SurveyOrder
 from moothall.council.prompting.text import tokens
 from moothall.council.recording import REMOTE, NamedModel, RecordedModel, Recording
@@ -32,7 +31,7 @@ from moothall.domain.proposal import Review, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.domain.task import Deliberation
-from moothall.domain.tool import Grant
+from moothall.domain.tool import Action, Grant
 from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable, MoothallError
 from moothall.guard.accounts import Purse
 from moothall.guard.gate import Gate

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from moothall.council.coding import Coding, TurnContext
-from moothall.council.prompting.reply import Action, Turn
+from moothall.council.prompting.reply import Turn
 from moothall.council.prompting.report import block_text, result_text
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
-from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.domain.tool import Action, ToolResult, ToolStatus
 from moothall.guard.blocks import Allowance, BlockCalls
 from moothall.tools.arguments import arguments_digest
 from moothall.tools.catalogue import Danger, ToolSpec
@@ -51,7 +51,9 @@ class Did:
 
 def digest_turn(said: Turn) -> str:
     """Return a digest of what a turn asks for, whatever it thinks of it."""
-    return digest(said.python or "", *(part for action in said.actions for part in (action.tool, arguments_digest(action.args))))
+    return digest(
+        said.python or "", *(part for action in said.actions for part in (action.tool, arguments_digest(action.arguments)))
+    )
 
 
 async def do(said: Turn, coding: Coding | None, at: TurnContext) -> Did:
@@ -72,7 +74,7 @@ async def _act(actions: Sequence[Action], calls: BlockCalls, catalogue: Mapping[
     """Run the actions in order and stop at the first that does not succeed."""
     results: list[ToolResult] = []
     for action in actions:
-        results.append(await calls(action.tool, action.args))
+        results.append(await calls(action.tool, action.arguments))
         if results[-1].status is not ToolStatus.SUCCESS:
             break
     texts: list[Callable[[int], str]] = [

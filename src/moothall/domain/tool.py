@@ -53,6 +53,14 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
+class Action:
+    """A tool and its arguments, as a model, a caller or a plan has them. Nothing about them is checked yet."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCall:
     """What a seat asks for; `request_id` is unique within a tenant."""
 

@@ -10,12 +10,12 @@ import psutil
 
 import moothall
 from moothall.agents.direct import ToolRun
-from moothall.agents.queries import Mode, Query, SessionContext, Wanted
+from moothall.agents.queries import Mode, Query, SessionContext
 from moothall.agents.service import AgentTasks, QueryUpdate, Report
 from moothall.config import Models
 from moothall.domain.ids import new_task_id
 from moothall.domain.overview import Condition
-from moothall.domain.tool import ToolStatus
+from moothall.domain.tool import Action, ToolStatus
 from moothall.errors import InvalidRequest, NotFound
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
@@ -212,7 +212,7 @@ def _update(query: Query, step: QueryUpdate, state: pb.AgentState.ValueType) -> 
     )
 
 
-def _call(wanted: Wanted, tool_id: str) -> common.ToolCall:
+def _call(wanted: Action, tool_id: str) -> common.ToolCall:
     return common.ToolCall(name=wanted.tool, parameters=convert.struct(wanted.arguments), tool_id=tool_id)
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.domain.tool import Action, ToolCall, ToolResult, ToolStatus
 from moothall.errors import InvalidRequest, PatchRefused, Permanent, Refused, WorkspaceFailed
 from moothall.tools.spec import Danger, ToolSpec
 from moothall.workflows.hands import VisitHands
-from moothall.workflows.plan import Call, Step, Workflow
+from moothall.workflows.plan import Step, Workflow
 from moothall.workflows.record import Act, End, Record, StepState
 from moothall.workflows.references import Reference, fill_in, find_in, references
 
@@ -44,7 +44,7 @@ class _Work:
     """A step or its compensation, as it is carried out."""
 
     step: Step
-    call: Call
+    call: Action
     spec: ToolSpec
     compensation: bool = False
 

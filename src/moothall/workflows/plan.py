@@ -14,20 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moothall.domain.codec import whole_numbers, wrong
 from moothall.domain.ids import ID_PATTERN, check_id, digest
+from moothall.domain.tool import Action
 from moothall.errors import InvalidRequest
 from moothall.tools.arguments import canonical
 from moothall.tools.spec import ToolSpec
 from moothall.workflows.references import Reference, references
 
 _LONGEST_WAIT = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A tool and its arguments, references not filled in."""
-
-    tool: str
-    arguments: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +32,14 @@ class Step:
     """
 
     id: str
-    call: Call
+    call: Action
     needs: tuple[str, ...]
     attempts: int
     pause: float
     timeout: float
     on_failure: Literal["stop", "continue", "compensate"]
     accept: Literal["success", "any"]
-    compensate: Call | None
+    compensate: Action | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +163,14 @@ def _step(told: _Step, before: str, known: Mapping[str, str], allowed: Allowed) 
     undo = told.compensate
     return Step(
         id=told.id,
-        call=Call(told.tool, told.arguments),
+        call=Action(told.tool, told.arguments),
         needs=tuple(needs),
         attempts=told.retry.attempts,
         pause=told.retry.seconds,
         timeout=told.timeout,
         on_failure=told.on_failure,
         accept=told.accept,
-        compensate=Call(undo.tool, undo.arguments) if undo else None,
+        compensate=Action(undo.tool, undo.arguments) if undo else None,
     )
 
 

@@ -74,7 +74,7 @@ def test_its_code_block_is_the_call_that_replaces_it(said: str) -> None:
     code = "import math\n\ndef sub(a, b):\n    return a - b"
     (action,) = function.read(reply(said.format(code)), function.whole).actions
     assert action.tool == "files.define"
-    assert dict(action.args) == {"path": "a.py", "name": "sub", "content": code}
+    assert dict(action.arguments) == {"path": "a.py", "name": "sub", "content": code}
 
 
 @pytest.mark.parametrize("said", ["", "I would subtract.", "```python\ndef other():\n    pass\n```", "```python\nsub(1, 2)\n```"])
@@ -180,10 +180,10 @@ def test_a_file_does_not_import_itself() -> None:
     code = "def sub(a, b):\n    return a - b"
     for line in ("from a import sub\n\n", "from src.a import sub, add\n", "from .a import *\n", "import a\n"):
         (action,) = function.read(reply(f"```python\nimport math\n{line}{code}\n```"), function.whole).actions
-        assert action.args["content"] == f"import math\n{code}"
+        assert action.arguments["content"] == f"import math\n{code}"
     other = f"from abc import sub\nimport ab\n{code}"
     (action,) = function.read(reply(other), function.whole).actions
-    assert action.args["content"] == other
+    assert action.arguments["content"] == other
 
 
 @pytest.mark.e2e  # executors that run tests
@@ -297,7 +297,7 @@ def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(said: str) -> None:
     planned, plain = function.completions
     for way in (planned,) if said.startswith(" Halve") else (plain,) if said.startswith("    ") else (planned, plain):
         (action,) = function.read(reply(said), way).actions
-        content = action.args["content"]
+        content = action.arguments["content"]
         assert content.startswith("@cache\ndef half(a):\n")
         assert content.endswith("    return a // 2")
         assert content.count("def half") == 1

@@ -11,11 +11,11 @@ import json
 from collections.abc import Sequence
 
 from moothall.council.prompting.excerpt import GUIDE, Shown
-from moothall.council.prompting.reply import Action
 from moothall.council.prompting.survey import Passage
 from moothall.council.prompting.text import fence
 from moothall.domain.chat import Message, ReplyMode
 from moothall.domain.task import Constraints, Deliberation
+from moothall.domain.tool import Action
 from moothall.tools.catalogue import ToolSpec, describe
 
 ROLES = {
@@ -119,9 +119,9 @@ def _example(example: Passage | None) -> tuple[Action, str, str, str]:
 
 def _spelt(action: Action, thought: str, mode: ReplyMode) -> str:
     if mode == "json":
-        said = {"thought": thought, "actions": [{"tool": action.tool, "args": dict(action.args)}]}
+        said = {"thought": thought, "actions": [{"tool": action.tool, "args": dict(action.arguments)}]}
         return json.dumps(said, ensure_ascii=False)
-    return f"{thought}\n<tool>{json.dumps({'name': action.tool, 'args': dict(action.args)}, ensure_ascii=False)}</tool>"
+    return f"{thought}\n<tool>{json.dumps({'name': action.tool, 'args': dict(action.arguments)}, ensure_ascii=False)}</tool>"
 
 
 def example_of(shown: Shown | None) -> tuple[Action, ...]:
@@ -137,12 +137,12 @@ def _answers(example: Sequence[Action], mode: ReplyMode) -> str:
 
     Without it a small model takes the example of a change for its task.
     """
-    args = example[0].args if example else {}
+    args = example[0].arguments if example else {}
     if name := args.get("name"):
         question, look = f"Where is {name}?", Action("files.search", {"pattern": str(name).rpartition(".")[2]})
         finish = f"{name} is in {args['path']}."
     else:
-        question, look = "What does is_even return for -3?", Action("files.read", {"path": str(_IS_EVEN.args["path"])})
+        question, look = "What does is_even return for -3?", Action("files.read", {"path": str(_IS_EVEN.arguments["path"])})
         finish = "False: -3 % 2 is 1 in Python, and is_even compares it with 0."
     end = json.dumps({"thought": "it says so", "finish": finish}) if mode == "json" else f"<finish>{finish}</finish>"
     return f'"{question}" the replies would be these two:\n{_spelt(look, "look first", mode)}\n{end}'

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from moothall.domain.chat import ChatReply, ReplyMode, ReplySchema
+from moothall.domain.tool import Action
 from moothall.tools.catalogue import ToolSpec
 
 # llama.cpp refuses a grammar that repeats a character more than 2,000 times.
@@ -36,14 +37,6 @@ _TAG = re.compile(r"<(tool|python|finish)>")
 _CLOSING = re.compile(r"</?[finsh]{0,6}\Z")
 _THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
 _FENCED = re.compile(r"^\s*```[a-zA-Z]*\s*\n(.*?)\n?\s*```\s*$", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One tool call as the model spelled it; nothing about it is checked yet."""
-
-    tool: str
-    args: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def test_the_worked_example_is_itself_a_turn(mode: Any, span: Passage | None, to
     turn = read_turn(ChatReply(example, "stop", Usage()), mode)
     assert turn.actions == prompts.example_of(Shown((), (), "", example=span))
     assert turn.actions[0].tool == tool
-    compile(turn.actions[0].args["content"], "src/text.py", "exec")
+    compile(turn.actions[0].arguments["content"], "src/text.py", "exec")
     assert read_turn(ChatReply(finish, "stop", Usage()), mode).finish
     assert not any(mark in example for mark in ("<path>", "<content>", "TODO", "your_"))
 

@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.council.prompting import reply
-from moothall.council.prompting.reply import Action, MalformedReplyError, Turn, answer_so_far
+from moothall.council.prompting.reply import MalformedReplyError, Turn, answer_so_far
 from moothall.council.recording import Recording
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, Likely
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType
+from moothall.domain.tool import Action
 from moothall.guard.grants import grant_for
 from moothall.tools.catalogue import list_tools
 
@@ -68,7 +69,7 @@ def test_a_block_may_hold_a_closing_tag_in_its_text() -> None:
     args = {"path": "a.html", "content": "<tool>x</tool>\n<finish>"}
     text = f"one\n<tool>{json.dumps({'name': 'files.write', 'args': args})}</tool>\ntwo {BLOCK}"
     turn = reply.read_turn(said(text), "blocks")
-    assert [action.args for action in turn.actions] == [args, {"path": "a.py"}]
+    assert [action.arguments for action in turn.actions] == [args, {"path": "a.py"}]
     assert turn.thought == "one two"
 
 
@@ -79,7 +80,7 @@ def test_a_block_in_a_markdown_fence_is_read() -> None:
 
 def test_raw_line_breaks_in_a_string_are_read() -> None:
     text = '<tool>{"name": "files.write", "args": {"path": "a.py", "content": "x = 1\ny = 2\n"}}</tool>'
-    assert reply.read_turn(said(text), "blocks").actions[0].args["content"] == "x = 1\ny = 2\n"
+    assert reply.read_turn(said(text), "blocks").actions[0].arguments["content"] == "x = 1\ny = 2\n"
 
 
 def test_python_is_read() -> None:
