@@ -199,17 +199,13 @@ def _show_ranking(console: Console, outcome: Outcome) -> None:
         added, removed = changed_lines(result.diff)
         lines = f"+{added} -{removed}" if result.diff else ""
         table.add_row(
-            str(result.rank), _name(result), f"{result.score:.2f}", _yes(result.passed_gates), _yes(result.proven), lines
+            str(result.rank), result.answer, f"{result.score:.2f}", _yes(result.passed_gates), _yes(result.proven), lines
         )
     console.print(table)
     for result in outcome.results:
-        console.print(Text(f"{result.rank}. {_name(result)}", style="bold cyan"))
+        console.print(Text(f"{result.rank}. {result.answer}", style="bold cyan"))
         for reason in result.reasons:
             console.print(Padding(Text(plain(reason)), (0, 0, 0, 3)))
-
-
-def _name(result: Result) -> str:
-    return result.seat if not result.revision else f"{result.seat} (revision {result.revision})"
 
 
 def _yes(value: bool) -> Text:  # noqa: FBT001 - it is what is shown

@@ -12,6 +12,7 @@ from moothall.cli.requeue import requeue
 from moothall.cli.run import print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
+from moothall.domain.text import one_line
 
 _TENANT = click.option("--tenant", default=LOCAL.tenant, show_default=True, help="Whose tools.")
 
@@ -164,7 +165,7 @@ async def take(settings: Settings, *, server: str, look: bool) -> None:
     What is marked was not there before, or was described otherwise, or is gone. Processes that run take the list when they start anew.
     """
     from moothall.toolkits.mcp.family import McpFamily
-    from moothall.toolkits.mcp.spec import keep, plain, read_offers, taken_tools
+    from moothall.toolkits.mcp.spec import keep, read_offers, taken_tools
 
     family = McpFamily()
     own = family.own(settings)
@@ -174,7 +175,7 @@ async def take(settings: Settings, *, server: str, look: bool) -> None:
     for one in found.tools:
         was = before.pop(one.spec.name, "")
         mark = "new" if not was else "changed" if was != one.offer.digest else ""
-        click.echo(f"{one.spec.name:<32} {one.spec.danger.value:<8} {mark:<8} {plain(one.offer.description, 300)}")
+        click.echo(f"{one.spec.name:<32} {one.spec.danger.value:<8} {mark:<8} {one_line(one.offer.description)}")
     for name in before:
         click.echo(f"{name:<32} {'':<8} gone")
     for why in found.refused:

@@ -12,6 +12,7 @@ from typing import Any
 
 from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.lanes import ENDED, Lanes, advance
+from moothall.domain.codec import mapping_of
 from moothall.domain.event import Data, EventType, Recorded
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.proposal import way
@@ -162,23 +163,23 @@ def _tell_turn(agent: str, data: Data) -> str:
 
 
 def _tell_call(agent: str, data: Data) -> str:
-    usage = _object(data.get("usage"))
+    usage = mapping_of(data.get("usage"))
     total = _whole(usage.get("prompt_tokens")) + _whole(usage.get("completion_tokens"))
     return f"{agent or 'The council'} asked the model ({data.get('phase', '')}): {total} tokens."
 
 
 def _tell_check(agent: str, data: Data) -> str:
-    evidence, author = _object(data.get("evidence")), data.get("cross_author")
+    evidence, author = mapping_of(data.get("evidence")), data.get("cross_author")
     what = f"tests of {author}" if author else evidence.get("check", "")
     return f"Clean re-check of {data.get('candidate') or agent}: {what} {evidence.get('verdict', '')}."
 
 
 def _tell_review(agent: str, data: Data) -> str:
-    return f"{agent} reviewed {data.get('candidate', '')}: {_object(data.get('review')).get('score', '')}."
+    return f"{agent} reviewed {data.get('candidate', '')}: {mapping_of(data.get('review')).get('score', '')}."
 
 
 def _tell_failure(agent: str, data: Data) -> str:
-    error = _object(data.get("error"))
+    error = mapping_of(data.get("error"))
     return f"{agent} failed: {error.get('message', '')} [{error.get('code', '')}]"
 
 
@@ -202,7 +203,7 @@ _SENTENCES: Mapping[EventType, Callable[[str, Data], str]] = {
     EventType.CHECK_FINISHED: _tell_check,
     EventType.SEAT_REVIEWED: _tell_review,
     EventType.SEAT_FAILED: _tell_failure,
-    EventType.SEAT_FINISHED: lambda agent, data: f"{agent} is done: {_object(data.get('outcome')).get('status', '')}.",
+    EventType.SEAT_FINISHED: lambda agent, data: f"{agent} is done: {mapping_of(data.get('outcome')).get('status', '')}.",
     EventType.DELIBERATION_CANCELLED: lambda _, data: f"Cancelled: {data.get('reason') or 'no reason given'}.",
     EventType.DELIBERATION_STEERED: lambda _, data: f"{data.get('by', '')} says: {data.get('message', '')}",
     EventType.DELIBERATION_PAUSED: lambda _, data: f"Paused by {data.get('by', '')}.",
@@ -218,10 +219,6 @@ def _status(value: object) -> DeliberationStatus:
 
 def _strings(value: object) -> list[str]:
     return [str(item) for item in value] if isinstance(value, (list, tuple)) else []
-
-
-def _object(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _whole(value: object) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from moothall import telemetry
 from moothall.council.coding import TurnContext
-from moothall.council.prompting.excerpt import is_test
+from moothall.council.prompting.excerpt import is_test, stem
 from moothall.domain.evidence import RED, CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, Proposal
@@ -149,13 +149,9 @@ def _tests(file: str, path: str) -> bool:
         return False
     if file.endswith("_test.go"):
         return posixpath.dirname(file) == posixpath.dirname(path)
-    subject = _TEST_AFFIX.sub("", _stem(file))
-    stem = _stem(path)
-    return subject == (posixpath.basename(posixpath.dirname(path)) if stem in {"__init__", "index", "mod", "lib"} else stem)
-
-
-def _stem(path: str) -> str:
-    return posixpath.basename(path).rsplit(".", 1)[0]
+    subject = _TEST_AFFIX.sub("", stem(file))
+    name = stem(path)
+    return subject == (posixpath.basename(posixpath.dirname(path)) if name in {"__init__", "index", "mod", "lib"} else name)
 
 
 async def stand(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -38,9 +38,19 @@ def wrong(error: ValidationError, whole: str = "it") -> str:
     return "; ".join(f"{'.'.join(map(str, item['loc'])) or whole}: {item['msg'].removeprefix('Value error, ')}" for item in found)
 
 
-def encodable(text: str) -> str:
-    """Return a text with halves of characters, which no encoding takes, as question marks."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+def mapping_of(value: object) -> Mapping[str, Any]:
+    """Return an object of JSON-shaped data; an empty one where it is none."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def list_of(value: object) -> Sequence[Any]:
+    """Return a list of JSON-shaped data; an empty one where it is none."""
+    return value if isinstance(value, list | tuple) else ()
+
+
+def text_of(value: object) -> str:
+    """Return a text of JSON-shaped data; '' where it is none."""
+    return value if isinstance(value, str) else ""
 
 
 def whole_numbers(value: Any) -> Any:

@@ -48,6 +48,11 @@ class Result:
     created_at_ms: int = 0
     checks: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def answer(self) -> str:
+        """Which answer it is, in words: its seat's, and which revision."""
+        return self.seat if not self.revision else f"{self.seat} (revision {self.revision})"
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

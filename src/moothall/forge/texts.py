@@ -38,13 +38,9 @@ def ranking(outcome: Outcome) -> list[str]:
     lines = ["| rank | seat | score | gates | proven | checks | reasons |", "|---:|---|---:|---|---|---|---|"]
     for result in outcome.results:
         reasons = "<br>".join(map(text, result.reasons[:_REASONS]))
-        row = (result.rank, _name(result), f"{result.score:.2f}", _yes(result.passed_gates), _yes(result.proven), _checks(result))
+        row = (result.rank, result.answer, f"{result.score:.2f}", _yes(result.passed_gates), _yes(result.proven), _checks(result))
         lines.append(f"| {' | '.join(map(str, row))} | {reasons} |")
     return lines if outcome.results else []
-
-
-def _name(result: Result) -> str:
-    return result.seat if not result.revision else f"{result.seat} (revision {result.revision})"
 
 
 def _yes(value: bool) -> str:  # noqa: FBT001 - it is what is shown

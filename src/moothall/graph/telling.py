@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from moothall.domain.codec import text_of
 from moothall.domain.event import Event
 from moothall.domain.ids import digest, own_id
 from moothall.graph.upserts import Ref, Writes, clean, ref
@@ -63,11 +64,6 @@ class Telling:
     def proposal(self, candidate: str, fingerprint: str) -> Ref:
         """Two hosts at once may make two proposals of one name: what is found of one belongs to no other."""
         return self.ref("Proposal", self.text("task_id"), candidate, fingerprint)
-
-
-def text_of(value: object) -> str:
-    """Return the value, '' where it is no text."""
-    return value if isinstance(value, str) else ""
 
 
 def items_of(value: object) -> Sequence[Any]:

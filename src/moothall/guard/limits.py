@@ -12,7 +12,7 @@ from typing import Any
 
 from moothall.config import GuardSettings
 from moothall.domain.budget import Ledger
-from moothall.domain.codec import encodable
+from moothall.domain.text import encodable
 from moothall.domain.tool import ToolStatus
 from moothall.guard.seat import Meter, Stopped
 

@@ -22,13 +22,14 @@ from moothall import telemetry
 from moothall.aio import seconds_until
 from moothall.config import LlmSettings
 from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
+from moothall.domain.text import one_line
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
 from moothall.model import retry
 from moothall.model.bodies import JSON, STREAMED, body_of, count_usage, encode
 from moothall.model.dialect import Dialect, ServerFigures, read_figures
 from moothall.model.pool import ConnectionPool, open_pool
 from moothall.model.retry import Failed, Rejected, translate_refusal
-from moothall.model.said import plain, read_models
+from moothall.model.said import read_models
 from moothall.model.stream import BrokenStream
 from moothall.model.takers import ChatTaker, WholeTaker
 
@@ -192,7 +193,7 @@ class OpenAIModel:
             return read_models(taken.body)
         except ValueError as error:
             raise ConfigurationError(
-                f"{self._url}/models answered with {plain(taken.kind)}, not with a list of models; "
+                f"{self._url}/models answered with {one_line(taken.kind)}, not with a list of models; "
                 "MOOTHALL_LLM__BASE_URL names an OpenAI-compatible root and usually ends with /v1"
             ) from error
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moothall.config import LlmSettings, Models
+from moothall.domain.text import one_line
 from moothall.errors import ModelReplyInvalid
 from moothall.model.pool import open_pool
 from moothall.model.retry import Failed
-from moothall.model.said import plain, read_models
+from moothall.model.said import read_models
 from moothall.model.takers import WholeTaker
 from moothall.telemetry import metrics
 
@@ -50,7 +51,7 @@ async def _wrong(settings: LlmSettings, base_url: str) -> str:
             taken = WholeTaker(str(pool.url), _BYTES)
             await pool.ask("GET", pool.url / "models", taken, until=asyncio.get_running_loop().time() + _SECONDS)
     except Failed as failure:
-        return f"the model server does not answer: {plain(failure.reason)}"
+        return f"the model server does not answer: {one_line(failure.reason)}"
     except TimeoutError:
         return f"the model server does not answer within {_SECONDS:g} seconds"
     except ModelReplyInvalid as error:

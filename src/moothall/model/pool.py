@@ -18,10 +18,10 @@ from yarl import URL
 
 from moothall import __version__, telemetry
 from moothall.config import LlmSettings
+from moothall.domain.text import one_line
 from moothall.errors import ConfigurationError
 from moothall.model.connection import Connection
 from moothall.model.retry import Failed
-from moothall.model.said import plain
 from moothall.model.takers import WholeTaker
 
 log = telemetry.get_logger(__name__)
@@ -168,7 +168,7 @@ class ConnectionPool:
         words = head.split(maxsplit=2)
         if len(words) < 2 or words[1] != b"%d" % _GOOD:  # noqa: PLR2004 - version and status
             said = head.partition(b"\r")[0].decode(errors="replace")
-            raise ConnectionError(f"the proxy answered: {plain(said)}")
+            raise ConnectionError(f"the proxy answered: {one_line(said)}")
 
     def _proxy_word(self) -> str:
         """Return the proxy's Authorization, empty where its URL names no user."""

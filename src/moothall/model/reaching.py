@@ -12,11 +12,12 @@ from yarl import URL
 
 from moothall.config import LlmSettings, Models
 from moothall.config.models import DEFAULT
+from moothall.domain.text import one_line
 from moothall.errors import ConfigurationError, ModelReplyInvalid, ModelUnavailable
 from moothall.model import retry
 from moothall.model.pool import ConnectionPool, open_pool
 from moothall.model.retry import Failed, Rejected, translate_refusal
-from moothall.model.said import error_message, plain, read_models
+from moothall.model.said import error_message, read_models
 from moothall.model.takers import WholeTaker
 
 _SETTING = "MOOTHALL_LLM__BASE_URL"
@@ -101,7 +102,7 @@ async def _ask(settings: LlmSettings, base_url: str) -> None:
             + "; where it still starts, MOOTHALL_LLM__WAIT_SECONDS says how long to wait for it"
         )
     else:
-        said = f"redirects to {plain(moved)}" if moved else error_message(body)
+        said = f"redirects to {one_line(moved)}" if moved else error_message(body)
         raise translate_refusal(Rejected(status, said), str(url), settings.model)
 
 
@@ -135,7 +136,7 @@ def _check_names(settings: LlmSettings, url: URL, body: bytes, kind: str) -> Non
         listed = read_models(body)
     except ValueError as error:
         raise ConfigurationError(
-            f"{url}/models answered with {plain(kind)}, not with a list of models; {_SETTING} names an OpenAI-compatible root "
+            f"{url}/models answered with {one_line(kind)}, not with a list of models; {_SETTING} names an OpenAI-compatible root "
             "and usually ends with /v1"
         ) from error
     if settings.model and settings.model not in listed:
@@ -148,7 +149,7 @@ def _check_names(settings: LlmSettings, url: URL, body: bytes, kind: str) -> Non
 
 def _explain(url: URL, failure: Failed) -> ConfigurationError | ModelUnavailable:
     """Return in words why there is no connection, or no answer on it."""
-    place, why = f"{url.host}:{url.port}", plain(failure.reason)
+    place, why = f"{url.host}:{url.port}", one_line(failure.reason)
     match failure.__cause__:
         case ssl.SSLCertVerificationError():
             return ConfigurationError(

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from moothall.domain.chat import Likely
-from moothall.model.said import plain
+from moothall.domain.text import one_line
 
 DONE = "[DONE]"
 _SERVER_ERROR = 500
@@ -104,7 +104,7 @@ class Assembly:
             return ""
         chunk = _object(data)
         if not self.model:
-            self.model = plain(str(chunk.get("model") or ""), _NAME)
+            self.model = one_line(str(chunk.get("model") or ""), _NAME)
         usage = chunk.get("usage")
         if isinstance(usage, dict):
             self.usage = usage
@@ -114,7 +114,7 @@ class Assembly:
             content = choice.get("delta", choice.get("message") or {})
             said += str((content or {}).get("content") or "") if isinstance(content, dict | None) else ""
             if ended := choice.get("finish_reason"):
-                self.finish_reason = plain(str(ended), _NAME)
+                self.finish_reason = one_line(str(ended), _NAME)
         if not said:
             return ""
         # JSON can spell halves of surrogate pairs, and no log or hash takes such a text.
@@ -168,7 +168,7 @@ def _object(data: str) -> dict[str, Any]:
         error_object = chunk["error"] if isinstance(chunk["error"], dict) else {"message": str(chunk["error"])}
         code = error_object.get("code")
         refused = isinstance(code, int) and code < _SERVER_ERROR
-        raise BrokenStream(f"the server reported: {plain(str(error_object.get('message', '')))}", permanent=refused)
+        raise BrokenStream(f"the server reported: {one_line(str(error_object.get('message', '')))}", permanent=refused)
     return chunk
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
+from moothall.domain.text import one_line
 from moothall.errors import ModelReplyInvalid
 from moothall.model import retry
 from moothall.model.retry import Failed, Rejected
-from moothall.model.said import error_message, plain
+from moothall.model.said import error_message
 from moothall.model.stream import DONE, Assembly, EventReader
 
 _REFUSED = 300
@@ -47,7 +48,9 @@ class WholeTaker:
         self.status, self.headers = status, headers
         if encoding := self.header(b"content-encoding").replace("identity", ""):
             # Never asked for, and a few kilobytes of it can be gigabytes: it is not unpacked.
-            raise ModelReplyInvalid(f"{self._url} answered in the content encoding {plain(encoding)!r}, which nobody asked for")
+            raise ModelReplyInvalid(
+                f"{self._url} answered in the content encoding {one_line(encoding)!r}, which nobody asked for"
+            )
 
     def piece(self, data: bytes) -> bool:
         """Take a piece. Raises `ModelReplyInvalid`."""
@@ -70,7 +73,7 @@ class WholeTaker:
             after = retry.read_retry_after(self.header(b"retry-after"), datetime.now(UTC))
             raise Failed(f"HTTP {self.status} {said}".rstrip(), retry_after=after)
         if moved := self.header(b"location"):
-            said = f"redirects to {plain(moved)}"
+            said = f"redirects to {one_line(moved)}"
         raise Rejected(self.status, said)
 
     def _check_size(self, size: int) -> None:
@@ -103,7 +106,7 @@ class ChatTaker(WholeTaker):
             self._events = EventReader()
         elif kind != "application/json":  # that of a server that does not stream
             raise ModelReplyInvalid(
-                f"{self._url} answered with {plain(kind)}, not with a chat stream; is MOOTHALL_LLM__BASE_URL right?"
+                f"{self._url} answered with {one_line(kind)}, not with a chat stream; is MOOTHALL_LLM__BASE_URL right?"
             )
 
     def piece(self, data: bytes) -> bool:

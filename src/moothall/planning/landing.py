@@ -11,6 +11,7 @@ from moothall.domain.identity import Principal
 from moothall.domain.outcome import Outcome
 from moothall.domain.repository import Landed
 from moothall.domain.task import Constraints, RepositoryRef
+from moothall.domain.text import one_line
 from moothall.errors import MoothallError, Temporary
 from moothall.planning.card import COMPLETED, FAILED, Card
 from moothall.planning.merging import Aim, ask, merge_request, why_not
@@ -88,6 +89,6 @@ def deliberations(history: Sequence[Event]) -> tuple[str, ...]:
 def message(card: Card, tasks: Sequence[str]) -> str:
     """Return what the merge says: the story, the deliberations that it comes from, and who approved it."""
     entered = card.entered.data if card.entered else {}
-    title = " ".join("".join(c if c.isprintable() else " " for c in card.story.title).split())[:72] or card.story.id
+    title = one_line(card.story.title, 72) or card.story.id
     lines = [f"Story: {card.story.id}", *(f"Deliberation: {name}" for name in tasks), f"Approved-by: {entered.get('actor')}"]
     return f"Merge story: {title}\n\n" + "\n".join(lines) + "\n"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moothall.domain.code import Ask, BlockRun
-from moothall.domain.codec import encodable
+from moothall.domain.text import encodable
 from moothall.domain.tool import ToolStatus, ToolUsage
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.inside.conversing import COMMAND

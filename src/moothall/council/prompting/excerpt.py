@@ -235,7 +235,7 @@ def _paths_of(item: Red, prepared: Prepared) -> list[str]:
 
 def is_test(path: str) -> bool:
     """Whether a path looks like a file of tests."""
-    return _TEST_AFFIX.search(_stem(path)) is not None or path.startswith("tests/") or "/tests/" in path
+    return _TEST_AFFIX.search(stem(path)) is not None or path.startswith("tests/") or "/tests/" in path
 
 
 def _file_of(name: str, files: Sequence[str], folder: str) -> str:
@@ -270,13 +270,13 @@ def _subjects(failing: dict[str, str], files: Sequence[str]) -> Iterator[str]:
         for module in _modules(text):
             yield from _module_files(module, folder, files)
         for target in _REQUIRE.findall(text):
-            stem = posixpath.normpath(posixpath.join(folder, target))
-            yield from (f"{stem}{end}" for end in ("", ".js", ".ts", ".mjs", "/index.js", "/index.ts") if f"{stem}{end}" in known)
+            base = posixpath.normpath(posixpath.join(folder, target))
+            yield from (f"{base}{end}" for end in ("", ".js", ".ts", ".mjs", "/index.js", "/index.ts") if f"{base}{end}" in known)
         for module in _USE.findall(text) if path.endswith(".rs") else ():
             yield from (other for other in files if other.endswith((f"src/{module}.rs", f"src/{module}/mod.rs")))
     for path in failing:
-        subject = _TEST_AFFIX.sub("", _stem(path))
-        same = [other for other in files if other != path and _stem(other) == subject]
+        subject = _TEST_AFFIX.sub("", stem(path))
+        same = [other for other in files if other != path and stem(other) == subject]
         yield from sorted(same, key=lambda other: posixpath.dirname(other) != posixpath.dirname(path))
 
 
@@ -296,5 +296,6 @@ def _module_files(module: str, folder: str, files: Sequence[str]) -> Iterator[st
     yield from (path for path in files if path == tail or path.endswith(f"/{tail}"))
 
 
-def _stem(path: str) -> str:
+def stem(path: str) -> str:
+    """Return the name of a file without its ending."""
     return posixpath.basename(path).rsplit(".", 1)[0]

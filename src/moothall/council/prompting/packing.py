@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moothall.council.prompting.text import clip
+from moothall.domain.codec import list_of, mapping_of
 from moothall.planning.scopes import Scope, scopes
 from moothall.ports import CountTokens
 
@@ -52,8 +53,8 @@ def lines_of(
     those of their names; `about` is what the task says.
     """
     told: dict[Scope, Iterable[str]] = {
-        "story": _story(_as_mapping(row.get("story"))),
-        "brief": _brief(_as_mapping(row.get("brief"))),
+        "story": _story(mapping_of(row.get("story"))),
+        "brief": _brief(mapping_of(row.get("brief"))),
         "decisions": map(_decision, _mappings(row.get("decisions"))),
         "comments": (f"{_line(item.get('actor'))}: {_line(item.get('comment'))}" for item in _mappings(row.get("comments"))),
         "summaries": map(_summary, _mappings(row.get("summaries"))),
@@ -130,11 +131,11 @@ def _story(story: Mapping[str, Any]) -> Iterator[str]:
 
 def _brief(told: Mapping[str, Any]) -> Iterator[str]:
     yield _line(told.get("brief"), _BRIEF)
-    yield from (f"wanted: {_line(item)}" for item in _list(told.get("criteria")))
+    yield from (f"wanted: {_line(item)}" for item in list_of(told.get("criteria")))
 
 
 def _decision(item: Mapping[str, Any]) -> str:
-    about = ", ".join(_line(name) for name in _list(item.get("about")))
+    about = ", ".join(_line(name) for name in list_of(item.get("about")))
     said = f": {_line(item['comment'])}" if item.get("comment") else ""
     return f"{_line(item.get('decision'))} by {_line(item.get('approver'))}{f', on {about}' if about else ''}{said}"
 
@@ -147,19 +148,19 @@ def _note(item: Mapping[str, Any]) -> str:
 
 
 def _summary(row: Mapping[str, Any]) -> str:
-    winner = _as_mapping(row.get("winner"))
+    winner = mapping_of(row.get("winner"))
     end = f"{_line(row.get('status'))}, {_line(row.get('final_state'))}{', proven' if row.get('proven') else ''}"
     parts = [f"{_line(row.get('task_id'))} ({_line(row.get('role'))}), {end}: {_line(row.get('description'))}"]
     parts += [f"answer: {_line(winner.get('summary'))}{_changed_paths(winner)}"] if winner else []
-    parts += [f"why: {_line('; '.join(map(str, _list(winner['reasons']))))}"] if winner.get("reasons") else []
-    parts += [f"review: {_line(comment)}" for comment in _list(row.get("reviews"))]
+    parts += [f"why: {_line('; '.join(map(str, list_of(winner['reasons']))))}"] if winner.get("reasons") else []
+    parts += [f"review: {_line(comment)}" for comment in list_of(row.get("reviews"))]
     parts += [f"because {_line(row['error_message'])}"] if row.get("error_message") and not winner else []
     return " | ".join(parts)
 
 
 def _task(item: Mapping[str, Any]) -> str:
-    ends = [_line(end) for end in _list(item.get("ends")) if end]
-    after = ", ".join(_line(name) for name in _list(item.get("after")))
+    ends = [_line(end) for end in list_of(item.get("ends")) if end]
+    after = ", ".join(_line(name) for name in list_of(item.get("after")))
     state = ends[-1] if ends else f"after {after}" if after else "open"
     return f"{_line(item.get('task_id'))} ({_line(item.get('role'))}), {state}: {_line(item.get('description'))}"
 
@@ -170,7 +171,7 @@ def _similar(item: Mapping[str, Any]) -> str:
 
 
 def _changed_paths(winner: Mapping[str, Any]) -> str:
-    paths = [_line(path) for path in _list(winner.get("paths"))[:20]]
+    paths = [_line(path) for path in list_of(winner.get("paths"))[:20]]
     return f" | changed: {', '.join(paths)}" if paths else ""
 
 
@@ -186,13 +187,5 @@ def _line(value: object, most: int = _LINE) -> str:
     return " ".join(clip(" ".join(str(value if value is not None else "").split()), most).split())
 
 
-def _as_mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
 def _mappings(value: object) -> list[Mapping[str, Any]]:
-    return [item for item in _list(value) if isinstance(item, Mapping)]
-
-
-def _list(value: object) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else ()
+    return [item for item in list_of(value) if isinstance(item, Mapping)]

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from moothall.domain.chat import ChatReply, ReplyMode, ReplySchema
+from moothall.domain.codec import list_of
 from moothall.domain.tool import Action
 from moothall.tools.catalogue import ToolSpec
 
@@ -188,10 +189,10 @@ def read_review(reply: ChatReply, criteria: int) -> ReadReview:
         raise MalformedReplyError("the score is no whole number from 0 to 10.")
     met = tuple(
         (item["criterion"], item["quote"])
-        for item in _list(data.get("met"))
+        for item in list_of(data.get("met"))
         if isinstance(item, dict) and _is_numbered(item.get("criterion"), criteria) and isinstance(item.get("quote"), str)
     )
-    unmet = tuple(item for item in _list(data.get("unmet")) if _is_numbered(item, criteria))
+    unmet = tuple(item for item in list_of(data.get("unmet")) if _is_numbered(item, criteria))
     comment = data.get("comment")
     return ReadReview(_expected_score(reply, score), met, unmet, comment[:1000] if isinstance(comment, str) else "")
 
@@ -209,10 +210,6 @@ def _expected_score(reply: ChatReply, score: int) -> float:
     likely = {int(number): chance for number, chance in first.items() if int(number) <= 10}  # noqa: PLR2004  # the scale
     total = math.fsum(likely.values())
     return math.fsum(number * chance for number, chance in likely.items()) / total if total else score
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _is_numbered(value: Any, criteria: int) -> bool:

@@ -11,6 +11,7 @@ from cachetools import LRUCache
 
 from moothall import telemetry
 from moothall.config import LimitSettings
+from moothall.domain.codec import list_of
 from moothall.domain.ids import digest
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolCall, ToolStatus
@@ -101,15 +102,11 @@ def read_survey(output: Mapping[str, Any], known: set[str], map_chars: int) -> S
     spans, homes, example = output.get("spans"), output.get("homes"), output.get("example")
     drawn = output.get("map")
     return Survey(
-        spans=tuple(span for item in _list(spans)[:_SPANS] if (span := _span(item, known)) is not None),
-        homes=tuple(path for path in _list(homes)[:_HOMES] if isinstance(path, str) and path in known),
+        spans=tuple(span for item in list_of(spans)[:_SPANS] if (span := _span(item, known)) is not None),
+        homes=tuple(path for path in list_of(homes)[:_HOMES] if isinstance(path, str) and path in known),
         map=drawn[:map_chars] if isinstance(drawn, str) else "",
         example=_span(example, known),
     )
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _span(item: Any, known: set[str]) -> Passage | None:

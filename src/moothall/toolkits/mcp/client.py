@@ -10,11 +10,11 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolRequest, CallToolRequestParams, CallToolResult
 
-from moothall.domain.codec import encodable
+from moothall.domain.text import encodable, one_line
 from moothall.errors import CallFailed, MoothallError
 from moothall.toolkits.answering import Output
 from moothall.toolkits.mcp.links import LinkEnd, Streams
-from moothall.toolkits.mcp.spec import OfferedTool, plain
+from moothall.toolkits.mcp.spec import OfferedTool
 
 _PAGES = 20
 _TEXT_CHARS = 200_000
@@ -59,7 +59,7 @@ def _as_error(name: str, why: str, errors: Sequence[Exception]) -> MoothallError
             return error
     answered = next((f"it answered: {error.args[1]}" for error in errors if isinstance(error, MCPError)), "")
     said = why or answered or f"it answered what is no answer of the protocol ({type(errors[0]).__name__})"
-    return CallFailed(f"the MCP server {name}: {plain(said, _WHY_CHARS)}")
+    return CallFailed(f"the MCP server {name}: {one_line(said, _WHY_CHARS)}")
 
 
 async def offers_of(client: Client) -> tuple[OfferedTool, ...]:

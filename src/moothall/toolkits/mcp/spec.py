@@ -14,6 +14,7 @@ from typing import Any
 
 from moothall.config import Settings
 from moothall.domain.ids import digest
+from moothall.domain.text import one_line
 from moothall.errors import ConfigurationError
 from moothall.toolkits.mcp.schema import arguments_of
 from moothall.toolkits.mcp.settings import Declared, McpServerSettings, McpSettings
@@ -64,24 +65,19 @@ class Read:
     refused: tuple[str, ...]
 
 
-def plain(text: str, most: int) -> str:
-    """Return a text on one line, without what is not seen: control, direction and zero-width characters."""
-    return " ".join("".join(sign if sign.isprintable() else " " for sign in text[: 4 * most]).split())[:most]
-
-
 def read_offers(name: str, settings: McpSettings, offers: Iterable[OfferedTool]) -> Read:
     """Return the tools that a server offers as the catalogue's."""
     tools: dict[str, TakenTool] = {}
     refused: list[str] = []
     for offer in offers:
-        shown = plain(offer.name, 60)
+        shown = one_line(offer.name, 60)
         if len(tools) >= settings.tools:
             refused.append(f"{shown}: a server has at most {settings.tools} tools (mcp.tools)")
             break
         try:
             spec = _spec(name, settings, offer)
         except ValueError as error:
-            refused.append(f"{shown}: {plain(str(error), 300)}")
+            refused.append(f"{shown}: {one_line(str(error), 300)}")
             continue
         key = spec.name.lower().replace("-", "_")
         if key in tools:
@@ -99,7 +95,7 @@ def _spec(server: str, settings: McpSettings, offer: OfferedTool) -> ToolSpec:
     name = f"mcp.{server}.{re.sub(r'[^A-Za-z0-9_-]', '_', offer.name)}"
     danger = Danger(said.danger or own.danger or "execute")
     looks = danger is Danger.READ
-    about = plain(offer.description.replace('"', "'"), _SAID)
+    about = one_line(offer.description.replace('"', "'"), _SAID)
     return ToolSpec(
         name=name,
         summary=said.summary
