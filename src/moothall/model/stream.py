@@ -85,7 +85,7 @@ class EventReader:
 
 
 @dataclass(slots=True)
-class Assembly:
+class PartialReply:
     """A reply in the making. `usage` is the server's own count, empty where it gave none."""
 
     text: list[str] = field(default_factory=list)

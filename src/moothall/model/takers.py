@@ -10,7 +10,7 @@ from moothall.errors import ModelReplyInvalid
 from moothall.model import retry
 from moothall.model.retry import Failed, Rejected
 from moothall.model.said import error_message
-from moothall.model.stream import DONE, Assembly, EventReader
+from moothall.model.stream import DONE, EventReader, PartialReply
 
 _REFUSED = 300
 _ERROR_BYTES = 65_536
@@ -90,7 +90,7 @@ class ChatTaker(WholeTaker):
 
     def __init__(self, url: str, limit: int, on_text: Callable[[str], None] | None) -> None:
         super().__init__(url, limit)
-        self.assembly = Assembly()
+        self.assembly = PartialReply()
         self._on_text = on_text
         self._events: EventReader | None = None
         self._received = 0

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.model.stream import Assembly, BrokenStream, EventReader
+from moothall.model.stream import BrokenStream, EventReader, PartialReply
 
 
 def read(pieces: list[bytes]) -> list[str]:
@@ -54,7 +54,7 @@ def chunk(text: str | None, finish: str | None = None) -> str:
 
 
 def test_chunks_become_a_reply() -> None:
-    reply = Assembly()
+    reply = PartialReply()
     for data in (
         chunk("he"),
         chunk(None),
@@ -74,7 +74,7 @@ def test_chunks_become_a_reply() -> None:
 
 
 def test_only_the_first_choice_counts() -> None:
-    reply = Assembly()
+    reply = PartialReply()
     reply.take(json.dumps({"choices": [{"index": 1, "delta": {"content": "other"}}, {"index": 0, "delta": {"content": "this"}}]}))
     assert reply.text == ["this"]
 
@@ -82,13 +82,13 @@ def test_only_the_first_choice_counts() -> None:
 @pytest.mark.parametrize("data", ["{", "[]", "null", '{"choices": 5}', '{"choices": [5]}', "[" * 100_000])
 def test_what_is_no_chunk_is_a_broken_stream(data: str) -> None:
     with pytest.raises(BrokenStream):
-        Assembly().take(data)
+        PartialReply().take(data)
 
 
 @pytest.mark.parametrize(("code", "permanent"), [(400, True), (500, False), ("x", False)])
 def test_an_error_inside_the_stream_is_told_apart(code: object, permanent: bool) -> None:  # noqa: FBT001
     with pytest.raises(BrokenStream, match="out of blocks") as raised:
-        Assembly().take(json.dumps({"error": {"message": "out of blocks", "code": code}}))
+        PartialReply().take(json.dumps({"error": {"message": "out of blocks", "code": code}}))
     assert raised.value.permanent is permanent
 
 
@@ -106,7 +106,7 @@ def test_an_error_inside_the_stream_is_told_apart(code: object, permanent: bool)
 )
 def test_any_json_is_taken_or_refused(value: object) -> None:
     with contextlib.suppress(BrokenStream):
-        Assembly().take(json.dumps(value))
+        PartialReply().take(json.dumps(value))
 
 
 def token(text: str, chance: float, **others: float) -> dict[str, object]:
@@ -121,7 +121,7 @@ def token(text: str, chance: float, **others: float) -> dict[str, object]:
 
 
 def test_of_the_last_number_it_is_kept_how_likely_others_were() -> None:
-    assembly = Assembly()
+    assembly = PartialReply()
     for text, told in (
         ('{"met": [', [token("{", 1.0)]),
         ("3", [token("3", 1.0)]),
@@ -142,7 +142,7 @@ def test_of_the_last_number_it_is_kept_how_likely_others_were() -> None:
     )
 )
 def test_whatever_is_told_of_tokens_the_text_stays(told: object) -> None:
-    assembly = Assembly()
+    assembly = PartialReply()
     assembly.take(json.dumps({"choices": [{"delta": {"content": "a"}, "logprobs": told}]}))
     assert assembly.text == ["a"]
     assert all(0 <= chance <= 1 for found in assembly.digits for _, chance in found)
