@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import wasmtime
 
-from moothall.config import WasmSettings
+from moothall.config.agents import WasmSettings
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import ConfigurationError
 from moothall.inside.wasm import Run, compile_module

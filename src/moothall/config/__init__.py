@@ -13,8 +13,6 @@ from moothall.config.agents import (
     LimitSettings,
     RunnerSettings,
     SandboxSettings,
-    ToolSettings,
-    WasmSettings,
     WorkspaceSettings,
 )
 from moothall.config.file import default_file, environment
@@ -31,7 +29,6 @@ from moothall.config.parts import (
     MetricsSettings,
     OidcSettings,
     RaySettings,
-    ServeSettings,
     TraceSettings,
     WebhookSettings,
     WebSettings,
@@ -58,11 +55,8 @@ __all__ = [
     "RunnerSettings",
     "SandboxSettings",
     "Section",
-    "ServeSettings",
     "Settings",
-    "ToolSettings",
     "TraceSettings",
-    "WasmSettings",
     "WebSettings",
     "WebhookSettings",
     "WorkspaceSettings",

@@ -44,13 +44,13 @@ _CONTEXT_SHARE = 0.5  # of what the window leaves for a prompt; the rest is hist
 _GRACE_SHARE = 0.25  # of the time left at the start: for re-checks, cross-tests and reviews
 _GRACE_SECONDS = 120.0
 _CLOSING_SECONDS = 2.0
+_CHECKS_AT_ONCE = 2  # re-checks of one deliberation
 _SHOWN_CHARS = 65_536  # of one file, before it is cut to the window
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What councils work with; one a process. `checks_at_once` bounds the re-checks of one deliberation,
-    `clean` takes the operator's secrets out of prompts. `runner` runs blocks of Python, by the settings `python`.
+    """What councils work with; one a process. `clean` takes the operator's secrets out of prompts. `runner` runs blocks of Python, by the settings `python`.
     `model` and `llm` are the default model and its settings, `named` the others of the settings. `surveyor` says what of a repository bears on a task; without one, prompts show whole files only. `merge` brings commits together.
     """
 
@@ -64,7 +64,6 @@ class Parts:
     named: Mapping[str, NamedModel] = field(default_factory=dict)
     remote_agents: Mapping[str, ChatModel] = field(default_factory=dict)
     """Remote agents, by endpoint."""
-    checks_at_once: int = 2
     source: str = "host"
     clean: Callable[[str], str] = scrub
     run_code: RunCode | None = None
@@ -311,5 +310,5 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
 
 
 def _bench(d: Deliberation, prepared: Prepared, parts: Parts, facts: Facts) -> Bench:
-    places = asyncio.Semaphore(parts.checks_at_once)
+    places = asyncio.Semaphore(_CHECKS_AT_ONCE)
     return Bench(FreshRuns(d, prepared, parts.workspaces, parts.read, places), facts, parts.limits, parts.clean)

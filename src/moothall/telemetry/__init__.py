@@ -17,11 +17,10 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from moothall.config import TraceSettings
 from moothall.telemetry import metrics
 from moothall.telemetry.context import bound
-from moothall.telemetry.logs import Logger, configure_logs, get_logger, log_apart
+from moothall.telemetry.logs import configure_logs, get_logger, log_apart
 from moothall.telemetry.spans import Span, headers, read_traceparent, span, traceparent, wants_content
 
 __all__ = [
-    "Logger",
     "Span",
     "bound",
     "configure_logs",

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.collector import DeliberationState, decide, fold, ready
-from moothall.collector.decide import pending_outcome
+from moothall.collector.decide import decide, pending_outcome, ready
+from moothall.collector.fold import DeliberationState, fold
 from moothall.domain.budget import Usage
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event

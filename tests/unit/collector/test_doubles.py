@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from moothall.collector import decide, fold
-from moothall.collector.fold import DeliberationState
+from moothall.collector.decide import decide
+from moothall.collector.fold import DeliberationState, fold
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.evidence import Evidence, Verdict

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from moothall.collector import Progress, describe
 from moothall.collector.lanes import ENDED
 from moothall.collector.overview import Overview
+from moothall.collector.progress import Progress, describe
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.identity import LOCAL, Principal
 from moothall.errors import NotFound

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from moothall.collector import Collector, fold
-from moothall.collector.fold import DeliberationState
+from moothall.collector import Collector
+from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.onlooker import Onlooker
 from moothall.config import LimitSettings
 from moothall.domain.event import EventType, new_event

@@ -3,9 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.collector import Progress, ProgressStep, describe
 from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.overview import live_view
+from moothall.collector.progress import Progress, ProgressStep, describe
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.outcome import DeliberationStatus
 from support.story import SEATS, Story, full

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from moothall.collector import decide, fold
-from moothall.collector.fold import DeliberationState
+from moothall.collector.decide import decide
+from moothall.collector.fold import DeliberationState, fold
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.outcome import Outcome

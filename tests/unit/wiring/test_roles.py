@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import BusSettings, GraphSettings, LlmSettings, ServeSettings, Settings
+from moothall.config import BusSettings, GraphSettings, LlmSettings, Settings
+from moothall.config.parts import ServeSettings
 from moothall.errors import ConfigurationError
 from moothall.wiring import directory
 from moothall.wiring.bus import ALL, embedded_parts, instance, parse_roles, roles_of
