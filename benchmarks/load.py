@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -68,6 +68,18 @@ async def in_turn(act: Act, count: int, probe: Probe) -> Run:
         await act()
         waits.append(time.perf_counter() - start)
     return Run(1, count, time.perf_counter() - began, tuple(waits), _since(probe(), before))
+
+
+async def taking_turns(ways: Sequence[tuple[Act, Probe]], count: int) -> tuple[Run, ...]:
+    """One after the other, each way in its turn, `count` times: what the machine does meanwhile is the same for all."""
+    found = [[await in_turn(act, 1, probe) for act, probe in ways] for _ in range(count)]
+    return tuple(_added(runs) for runs in zip(*found, strict=True))
+
+
+def _added(runs: Sequence[Run]) -> Run:
+    cpu = {part: sum(run.cpu[part] for run in runs) for part in runs[0].cpu}
+    waits = tuple(wait for run in runs for wait in run.waits)
+    return Run(1, len(waits), sum(run.seconds for run in runs), waits, cpu)
 
 
 async def side_by_side(act: Act, at_once: int, seconds: float, probe: Probe, *, generations: int = 2) -> Run:

@@ -1,15 +1,17 @@
-"""Two Ray nodes on one machine, one of them killed: the other's host ends the work."""
+"""Two Ray nodes on one machine, one of them killed: the other's host ends the work. A head that is replaced by another is noticed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Fault, scripted_model
 from serving import serving, until_begun
 from support.processes import all_gone, command_line, descendants
+from support.servers import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -102,3 +105,68 @@ async def test_a_node_that_works_is_killed_and_the_other_ends_the_work(tmp_path:
             assert done.code == 0, done.err
             assert done.document["proven"] is True
             assert git(repo, "branch", "--list", done.document["branch"])
+
+
+@asynccontextmanager
+async def a_head(folder: Path, port: int) -> AsyncIterator[None]:
+    """Run a head of Ray; it is killed with all that is below it."""
+    place = await asyncio.to_thread(tempfile.mkdtemp, prefix="mh-", dir=folder)
+    program = (str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}", f"--temp-dir={place}")
+    process = await asyncio.create_subprocess_exec(
+        *(*program, "--num-cpus=1", "--node-ip-address=127.0.0.1", "--include-dashboard=false", "--object-store-memory=80000000"),
+        env={**os.environ, "RAY_TMPDIR": place},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(240):
+            while (await asyncio.to_thread(answers, port)) is False:
+                assert process.returncode is None, "the head did not start"
+                await asyncio.sleep(0.2)
+        yield
+    finally:
+        below = [psutil.Process(process.pid), *descendants(process.pid)]
+        for one in below:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        await process.wait()
+        assert await all_gone(below) == []
+
+
+async def end(process: asyncio.subprocess.Process) -> None:
+    """Kill it, if it has not ended."""
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+
+
+def answers(port: int) -> bool:
+    """Whether somebody listens on loopback."""
+    with socket.socket() as asked:
+        return asked.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def test_a_head_that_is_replaced_by_another_ends_serving_with_a_word(tmp_path: Path) -> None:
+    port, folder = free_port(), Path(tempfile.mkdtemp(prefix="mh-", dir="/tmp"))
+    async with (
+        scripted_model(by_task) as model,
+        embedded_server(BusSettings(), tmp_path / "bus") as bus_url,
+        AsyncExitStack() as stack,
+    ):
+        extra = {"MOOTHALL_RAY__ADDRESS": f"127.0.0.1:{port}", "MOOTHALL_BUS__URL": bus_url}
+        command = Command(tmp_path / "data", model.base_url, extra)
+        async with a_head(folder, port):
+            server = await command.start("serve", "--port", "0")
+            stack.push_async_callback(end, server)
+            assert server.stderr is not None
+            said = b""
+            async with asyncio.timeout(240):
+                while b"serving gRPC" not in said:
+                    line = await server.stderr.readline()
+                    assert line, said.decode()
+                    said += line
+        async with a_head(folder, port), asyncio.timeout(240):
+            said = await server.stderr.read()
+            assert await server.wait() == 2
+    assert b"another head answers at its address" in said, said.decode()
+    shutil.rmtree(folder, ignore_errors=True)

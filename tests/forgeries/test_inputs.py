@@ -86,6 +86,14 @@ async def test_the_right_answer_leads_and_the_input_is_named(tmp_path: Path, tex
     assert any(reason in said for said in first.reasons), first.reasons
 
 
+async def test_of_three_that_all_behave_otherwise_the_one_leads_that_does_most_often_what_another_does(tmp_path: Path) -> None:
+    negative = RIGHT.replace("    if not values:", "    if -1 in values:\n        return []\n    if not values:")
+    long = RIGHT.replace("    if not values:", "    values = list(values)\n" * 5 + "    if not values:")
+    first, *_ = await council(tmp_path, {"a": WRONG, "b": negative, "c": long})
+    assert first.seat == "c", first.reasons
+    assert any("inputs on which it does what most seats do" in said for said in first.reasons), first.reasons
+
+
 async def test_who_gives_another_answer_each_time_hides_nothing(tmp_path: Path) -> None:
     first, second, last = await council(tmp_path, {"a": HIDES, "b": RIGHT, "c": OTHER_WORDS})
     assert {first.seat, second.seat} == {"b", "c"}

@@ -68,7 +68,8 @@ class Evidence:
     proposal (new red cases, new findings), `red_before` what was red on the base and still is, `flaky` what differs from
     run to run: of each the first few. `why` says what stopped a check that did not run to its end, or what a counter-proof
     came to. `look` are lines of the proposal that reach for what judges it: a person should look. `behaviour`,
-    of distinguishing inputs alone, is equal where the same came of all of them; `failed` counts there what speaks against it.
+    of distinguishing inputs alone, is equal where the same came of all of them; `failed` counts there what speaks against it, `passed` on how many it does
+    what most seats do.
     """
 
     check: str

@@ -2,8 +2,8 @@
 
 Candidates compare by, in this order: all gates passed (then fewer failed gates); proven; how many
 tests that were red on the base are green; whether these agree with the code in a process that sees none of them; how few other authors' tests fail; how little speaks against it on distinguishing
-inputs; how many distinct seats behave the same; mean review, as `opinions` has it; how many seats make the same of the code; fewer changed lines; a hash of the answer. A candidate about text has neither tests
-nor size: reviews decide.
+inputs; how many distinct seats behave the same; on how many of these inputs it does what most seats do; mean review, as `opinions` has it; how many
+seats make the same of the code; fewer changed lines; a hash of the answer. A candidate about text has neither tests nor size: reviews decide.
 
 An author's tests count where another author agrees with them: a candidate of another seat passes them, or is the same answer.
 Tests that fit their own author's answer alone are shown, and count for nobody. Failed tests are counted and not passed ones, since
@@ -13,6 +13,7 @@ The score shows the same order as one number, as digits of a mixed-radix number 
 
     v = (same + 1 / (2 + lines)) / (n + 1)       n: the most seats or authors that could count
     v = (review + v) / 1001                      review in thousandths, 0..1000
+    v = (with_most + v) / (most with_most + 1)
     v = (cluster + v) / (n + 1)
     v = (most against - against + v) / (most against + 1)
     v = (n - cross_failed + v) / (n + 1)              cross_failed: authors whose tests fail
@@ -58,6 +59,7 @@ class _Standing:
     authors: int
     uncounted: tuple[str, ...]
     cluster: int
+    with_most: int
     same: int
     opinion: Opinion
     lines: int
@@ -69,7 +71,7 @@ class _Standing:
         name = digest(self.answer, self.candidate.proposal.candidate)
         return (
             *(len(self.failures), not self.proven, -self.fixed, not self.apart, self.cross_failed, self.against),
-            *(-self.cluster, -self.opinion.mean, -self.same),
+            *(-self.cluster, -self.with_most, -self.opinion.mean, -self.same),
             *(self.lines, self.answer, self.candidate.proposal.revision, name),
         )
 
@@ -79,25 +81,44 @@ class _Standing:
         return (self.proven, self.fixed, self.apart, -self.cross_failed)
 
     @property
-    def evidence(self) -> tuple[tuple[bool, int, bool, int], int, int]:
+    def evidence(self) -> tuple[tuple[bool, int, bool, int], int, int, int]:
         """What is known without anyone's opinion."""
-        return (self.tested, -self.against, self.cluster)
+        return (self.tested, -self.against, self.cluster, self.with_most)
+
+
+@dataclass(frozen=True, slots=True)
+class _Most:
+    """The most that a candidate has here of what a score is made of; `radix`: one more than the seats or authors that could count."""
+
+    radix: int
+    failures: int
+    fixed: int
+    against: int
+    with_most: int
+
+    @classmethod
+    def of(cls, standings: Sequence[_Standing]) -> _Most:
+        """Look through all of them."""
+        seats = len({item.candidate.proposal.seat for item in standings})
+        return cls(
+            radix=max([seats, *(item.cross_failed for item in standings)], default=0) + 1,
+            failures=max((len(item.failures) for item in standings), default=0),
+            fixed=max((item.fixed for item in standings), default=0),
+            against=max((item.against for item in standings), default=0),
+            with_most=max((item.with_most for item in standings), default=0),
+        )
 
 
 def rank(candidates: Sequence[Candidate]) -> tuple[RankedCandidate, ...]:
     """Return a place for every candidate, best first. The first is the winner if it `passed_gates`."""
     standings = _standings(candidates)
-    seats = len({item.candidate.proposal.seat for item in standings})
-    radix = max([seats, *(item.cross_failed for item in standings)], default=0) + 1
-    most = max((len(item.failures) for item in standings), default=0)
-    fixed = max((item.fixed for item in standings), default=0)
-    against = max((item.against for item in standings), default=0)
+    most = _Most.of(standings)
     return tuple(
         RankedCandidate(
             candidate=item.candidate.proposal.candidate,
             seat=item.candidate.proposal.seat,
             rank=number,
-            score=_score(item, radix, fixed, against, most),
+            score=_score(item, most),
             reasons=(*_facts(item, standings), *_neighbours(number - 1, standings)),
             passed_gates=not item.failures,
             proven=item.proven,
@@ -156,6 +177,7 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
             authors=len(votes.keys() & agreed),
             uncounted=tuple(sorted({*votes, *(authors & {candidate.proposal.seat})} - agreed)),
             cluster=0 if candidate.about_text or failed else len(clusters[behaviour]),
+            with_most=candidate.inputs.passed if candidate.inputs else 0,
             same=0 if candidate.about_text or failed else len(makers[change]),
             opinion=thought[answer],
             lines=0 if candidate.about_text else changed_lines(candidate.proposal.diff),
@@ -228,16 +250,17 @@ def changed_lines(diff: str) -> int:
     return total
 
 
-def _score(item: _Standing, radix: int, fixed: int, against: int, most: int) -> float:
-    value = (item.same + 1 / (2 + item.lines)) / radix
+def _score(item: _Standing, most: _Most) -> float:
+    value = (item.same + 1 / (2 + item.lines)) / most.radix
     value = (item.opinion.mean + value) / 1001
-    value = (item.cluster + value) / radix
-    value = (against - item.against + value) / (against + 1)
-    value = (radix - 1 - item.cross_failed + value) / radix
+    value = (item.with_most + value) / (most.with_most + 1)
+    value = (item.cluster + value) / most.radix
+    value = (most.against - item.against + value) / (most.against + 1)
+    value = (most.radix - 1 - item.cross_failed + value) / most.radix
     value = (item.apart + value) / 2
-    value = (item.fixed + value) / (fixed + 1)
+    value = (item.fixed + value) / (most.fixed + 1)
     value = (item.proven + value) / 2
-    value = 1 + value if not item.failures else (most - len(item.failures) + value) / (most + 1)
+    value = 1 + value if not item.failures else (most.failures - len(item.failures) + value) / (most.failures + 1)
     return round(value / 2, 6)
 
 
@@ -333,6 +356,7 @@ def _difference(item: _Standing, other: _Standing) -> str:
         ("authors whose tests fail", item.cross_failed, other.cross_failed),
         ("examples broken and crashes", item.against, other.against),
         ("seats that behave the same", item.cluster, other.cluster),
+        ("inputs on which it does what most seats do", item.with_most, other.with_most),
         ("reviews", item.opinion.mean / 1000, other.opinion.mean / 1000),
         ("seats with the same change", item.same, other.same),
         ("changed lines", item.lines, other.lines),

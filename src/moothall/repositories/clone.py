@@ -18,6 +18,7 @@ from moothall.config import WorkspaceSettings as Settings
 from moothall.domain.repository import Patch
 from moothall.errors import MergeConflict, NotFound, PatchRefused, RepositoryError, WorkspaceFailed
 from moothall.repositories import patch_rules
+from moothall.repositories.diffs import diff_between
 from moothall.repositories.gitcmd import TRIES, FetchTooLarge, GitAnswer, GitRunner, OutputCaps, over_limit
 from moothall.repositories.objects import (
     Change,
@@ -288,12 +289,12 @@ class TrustedClone:
 
     async def diff(self, base_sha: str, commit_sha: str) -> str:
         """Return the git diff between two commits, which `apply` takes; files that aren't UTF-8 come as binary."""
-        old, new = (await self.files(base_sha), await self.files(commit_sha))
-        if replaces_folder(old, new):  # git applies that only if it hears of the removals first
-            return await self._diff(base_sha, commit_sha, "--diff-filter=D") + await self._diff(
-                base_sha, commit_sha, "--diff-filter=d"
-            )
-        return await self._diff(base_sha, commit_sha)
+        shas = _check_sha(base_sha), _check_sha(commit_sha)
+        replaced = replaces_folder(await self.files(base_sha), await self.files(commit_sha))
+        parts = (
+            ("--diff-filter=D", "--diff-filter=d") if replaced else ("",)
+        )  # git applies that only if it hears of the removals first
+        return "".join([await diff_between(self._run, *shas, only) for only in parts])
 
     async def history(self, sha: str, limit: int) -> list[Commit]:
         """Return at most `limit` commits from `sha` back along first parents, newest first."""
@@ -303,38 +304,6 @@ class TrustedClone:
         )
         words = out.decode(errors="replace").rstrip("\0").split("\0")
         return [Commit(*words[at : at + 4]) for at in range(0, len(words) - 3, 4)]
-
-    async def _diff(self, base_sha: str, commit_sha: str, *options: str) -> str:
-        try:
-            return (await self._raw_diff(base_sha, commit_sha, *options)).decode()
-        except UnicodeDecodeError:
-            paths = await self._paths(base_sha, commit_sha)
-        parts = []
-        with scratch() as folder:
-            binary = folder / "attributes"
-            binary.write_text("* -diff\n", encoding="ascii")
-            for path in paths:
-                try:
-                    part = (await self._raw_diff(base_sha, commit_sha, *options, path=path)).decode()
-                except UnicodeDecodeError:
-                    raw = await self._raw_diff(base_sha, commit_sha, *options, path=path, attributes=str(binary))
-                    part = raw.decode()
-                parts.append(part)
-        return "".join(parts)
-
-    async def _raw_diff(
-        self, base_sha: str, commit_sha: str, *options: str, path: str = "", attributes: str = "/dev/null"
-    ) -> bytes:
-        fixed = ["--binary", "--full-index", "--no-color", "--no-renames", "--no-ext-diff", "--no-textconv"]
-        shas = [_check_sha(base_sha), _check_sha(commit_sha)]
-        only = [path] if path else []
-        return await self._run("-c", f"core.attributesFile={attributes}", "diff", *fixed, *options, *shas, "--", *only)
-
-    async def _paths(self, base_sha: str, commit_sha: str) -> tuple[str, ...]:
-        out = await self._run(
-            "diff-tree", "-r", "-z", "--name-only", "--no-renames", _check_sha(base_sha), _check_sha(commit_sha)
-        )
-        return tuple(out.decode().split("\0")[:-1])
 
     async def _commit(
         self, base_sha: str, parent: str, message: str, env: Mapping[str, str], merged: Sequence[str] = ()

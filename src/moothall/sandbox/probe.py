@@ -50,7 +50,8 @@ LAYERS: tuple[tuple[str, str], ...] = (
 _MENDS = dict(LAYERS)
 _ESSENTIAL = frozenset({"bubblewrap", "overlay"})  # there is no way to do without
 _BOOT = BOOT.format(module="moothall.inside.attempts")
-_SECONDS = 10.0
+_SECONDS = 60.0  # takes half of one; a machine on which everybody starts at once needs far more
+_LATE = "no answer within"
 _MEMORY = 96_000_000
 _PROCESSES = 24
 _FILE = 4_000_000
@@ -66,18 +67,19 @@ class Layer:
     mend: str = ""
 
 
-async def probe(settings: SandboxSettings, folder: Path | None = None) -> tuple[Layer, ...]:
+async def probe(settings: SandboxSettings, folder: Path | None = None, seconds: float = _SECONDS) -> tuple[Layer, ...]:
     """Try every wall; takes about half a second. `folder` (default: the system's temporary one) should lie on
-    the file system of the data directory, whose overlays are tried.
+    the file system of the data directory, whose overlays are tried. `seconds`: how long an attempt may take.
     """
     tight = settings.model_copy(update={"memory_bytes": _MEMORY, "processes": _PROCESSES, "disk_bytes": _FILE})
     try:
-        found = await _attempt(tight, folder)
+        found = await _attempt(tight, folder, seconds)
     except SandboxUnavailable as error:
         try:  # which wall is it? The others are tried without the one that often is missing alone
-            found = await _attempt(tight.model_copy(update={"allow_degraded": ("seccomp",)}), folder)
+            found = await _attempt(tight.model_copy(update={"allow_degraded": ("seccomp",)}), folder, seconds)
         except SandboxUnavailable:
-            mend = _MEND_NAMESPACES if "namespace" in error.message else MEND_BUBBLEWRAP
+            words = {_LATE: "try again once it has less to do", "namespace": _MEND_NAMESPACES}
+            mend = next((mend for word, mend in words.items() if word in error.message), MEND_BUBBLEWRAP)
             first = Layer("bubblewrap", ok=False, detail=error.message, mend=mend)
             return (first, *(_missing_layer(name, "not tried: the sandbox does not start") for name, _ in LAYERS[1:]))
         found["seccomp"] = (False, error.message)
@@ -111,7 +113,7 @@ def _judge(name: str, found: dict[str, Any], detail: str) -> Layer:
     )
 
 
-async def _attempt(limits: SandboxSettings, folder: Path | None) -> dict[str, Any]:
+async def _attempt(limits: SandboxSettings, folder: Path | None, seconds: float) -> dict[str, Any]:
     """Run the attempts inside and return name → [held, what happened]."""
     with tempfile.TemporaryDirectory(prefix="moothall-probe-", dir=folder, ignore_cleanup_errors=True) as name:
         place = Path(name)
@@ -147,11 +149,12 @@ async def _attempt(limits: SandboxSettings, folder: Path | None) -> dict[str, An
                 )
                 async with run_sandbox(spec) as inside:
                     theirs.close()
-                    said = await _read(ours)
+                    said = await _read(ours, seconds)
                     if not said:
                         inside.kill()
                         await inside.process.wait()
-                        raise SandboxUnavailable(f"the sandbox does not start: {inside.log_tail() or 'no word of why'}")
+                        why = f"{_LATE} {seconds:g} s; the machine may be too busy" if said is None else "no word of why"
+                        raise SandboxUnavailable(f"the sandbox does not start: {inside.log_tail() or why}")
         found: dict[str, Any] = json.loads(said)
         if callers:
             found["network"] = [False, "a listener of the host was reached"]
@@ -187,18 +190,18 @@ def _overlay_held(overlay: Overlay) -> tuple[bool, str]:
     return True, "a change went to the upper folder, the checkout below is as it was"
 
 
-async def _read(end: socket.socket) -> bytes:
-    """Read until the other side closes, at most for as long as probing may take."""
+async def _read(end: socket.socket, seconds: float) -> bytes | None:
+    """Read until the other side closes; None where that takes more seconds."""
     end.setblocking(False)
     loop, said = asyncio.get_running_loop(), b""
     try:
-        async with asyncio.timeout(_SECONDS):
+        async with asyncio.timeout(seconds):
             while data := await loop.sock_recv(end, 1 << 16):
                 said += data
                 if said.endswith(b"\n"):
                     break
     except TimeoutError:
-        return b""
+        return None
     return said
 
 

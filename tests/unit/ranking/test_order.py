@@ -193,8 +193,10 @@ def test_the_same_change_by_two_seats_outweighs_size_and_words_alone_are_no_answ
     assert passes_gates(replace(words, assessment=replace(words.assessment, proven=True)))
 
 
-def on_inputs(behaviour: str, against: int = 0) -> tuple[Evidence, ...]:
-    told = Evidence(INPUTS, Verdict.PASSED, passed=9, failed=against, why="on f([1, 1]) it returns 1", behaviour=behaviour)
+def on_inputs(behaviour: str, against: int = 0, with_most: int = 9) -> tuple[Evidence, ...]:
+    told = Evidence(
+        INPUTS, Verdict.PASSED, passed=with_most, failed=against, why="on f([1, 1]) it returns 1", behaviour=behaviour
+    )
     return (*GREEN, told)
 
 
@@ -209,6 +211,15 @@ def test_what_was_done_on_inputs_decides_after_tests_and_before_reviews_and_size
     assert order(alone, two, three, proven)[0] == proven.proposal.candidate
     assert rivals([alone, two, three, proven]) == ()
     assert "Where no test tells answers apart: on f([1, 1]) it returns 1." in rank([alone, two])[0].reasons
+
+
+def test_of_those_who_all_behave_otherwise_who_does_most_often_what_most_do_comes_before_reviews() -> None:
+    liked = candidate(1, evidence=on_inputs("x", with_most=4), reviews=(Review("agent-dev-003", "c", 1.0),))
+    usual = candidate(2, "b\n+\n+", evidence=on_inputs("y", with_most=7))
+    assert order(liked, usual)[0] == usual.proposal.candidate
+    assert ties([liked, usual]) == ()
+    many = [candidate(number, f"{number}\n+\n+", evidence=on_inputs("z", with_most=1)) for number in (3, 4)]
+    assert order(liked, usual, *many)[2:] == [usual.proposal.candidate, liked.proposal.candidate]
 
 
 def test_of_proofs_that_turn_as_much_green_one_with_the_code_in_another_process_leads() -> None:

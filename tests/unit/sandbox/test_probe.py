@@ -27,6 +27,13 @@ async def test_without_bubblewrap_the_layer_and_its_mend_are_named(tmp_path: Pat
         require(layers, ["bubblewrap"])
 
 
+async def test_a_machine_that_is_too_busy_is_not_called_one_without_bubblewrap(tmp_path: Path) -> None:
+    with pytest.raises(
+        SandboxUnavailable, match=r"no answer within 0.001 s; the machine may be too busy; try again once it has less to do$"
+    ):
+        require(await probe(SandboxSettings(), tmp_path, 0.001))
+
+
 def test_a_missing_wall_stops_unless_it_was_named() -> None:
     with pytest.raises(SandboxUnavailable, match=r"'landlock' is missing: the kernel has none; use another kernel; or accept"):
         require([FINE, GONE], ["seccomp"])

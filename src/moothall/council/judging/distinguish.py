@@ -77,7 +77,7 @@ class _Told:
         return Evidence(
             INPUTS,
             Verdict.PASSED,
-            passed=len(self.steady),
+            passed=self._with_most(mine),
             failed=self._against(mine),
             why=self._why(mine),
             behaviour=self._behaviour(mine),
@@ -97,6 +97,16 @@ class _Told:
         other = max(others, key=lambda said: (len(behaving[self._behaviour(said)]), self._behaviour(said)))
         at = min((at for at in self.apart if mine[at] != other[at]), key=lambda at: (len(self.asked[at].given.call), at))
         return f"on {self.asked[at].given.call} it {mine[at]}, another {other[at]}"
+
+    def _with_most(self, mine: Sequence[str]) -> int:
+        """Count the inputs on which no other outcome is that of more seats: wrong answers are rarely wrong on the same ones."""
+        found = 0
+        for at in self.steady:
+            seats: dict[str, set[str]] = {}
+            for diff, said in self.outcomes.items():
+                seats.setdefault(said[at], set()).update(self.seats[diff])
+            found += mine[at] != _UNSTEADY and len(seats[mine[at]]) == max(map(len, seats.values()))
+        return found
 
     def _against(self, mine: Sequence[str]) -> int:
         """Count the docstring's own examples that it breaks, and one more where it crashes on what as many seats return a value for.
