@@ -19,7 +19,7 @@ from moothall.config import LimitSettings
 from moothall.council.facts import Facts
 from moothall.council.judging.counter import CounterProof, Proving
 from moothall.council.judging.runs import FreshRuns
-from moothall.council.prompting.excerpt import is_test
+from moothall.council.prompting.excerpt import looks_like_test
 from moothall.domain.proposal import Proposal
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
@@ -28,7 +28,7 @@ from moothall.wiring.trusted import open_hands
 
 
 async def _apart(project: Project, runs: FreshRuns, green: Sequence[str]) -> None:
-    code = [path for path in runs.prepared.files if path.endswith(".py") and not is_test(path) and "/" in path]
+    code = [path for path in runs.prepared.files if path.endswith(".py") and not looks_like_test(path) and "/" in path]
     began = time.monotonic()
     ran = await runs.run(dict.fromkeys(runs.prepared.runs, ()), "apart", apart=code)
     agreeing = {case for run in ran.runs.values() for case, result in run.cases.items() if result == "passed"} & {*green}

@@ -47,7 +47,7 @@ def show_answer(console: Console, outcome: Outcome) -> None:
     from rich.syntax import Syntax
     from rich.text import Text
 
-    from moothall.cli.show import changed_lines
+    from moothall.cli.show import count_changes
 
     if not outcome.winner_id or not outcome.results:
         console.print(Text(f"No answer. {plain(outcome.error_message)}", style="bold red"))
@@ -60,7 +60,7 @@ def show_answer(console: Console, outcome: Outcome) -> None:
     if winner.diff:
         readable = "\n".join(line for line in winner.diff.splitlines() if not line.startswith("index "))
         console.print(Syntax(plain(readable, _LONG), "diff", background_color="default", word_wrap=True))
-        added, removed = changed_lines(winner.diff)
+        added, removed = count_changes(winner.diff)
         paths = [line.split(" b/", 1)[-1] for line in winner.diff.splitlines() if line.startswith("diff --git ")]
         console.print(Text(f"{len(paths)} files, +{added} -{removed}: {', '.join(plain(path, 80) for path in paths)}"))
         if len(readable) > _LONG:

@@ -90,7 +90,7 @@ def _turn(data: Mapping[str, Any]) -> tuple[str, str]:
 
 def _tell_proposal(data: Mapping[str, Any]) -> tuple[str, str]:
     diff = data["proposal"]["diff"]
-    added, removed = changed_lines(diff)
+    added, removed = count_changes(diff)
     what = f"{added} lines added, {removed} removed" if diff else f"{len(data['proposal']['content'])} characters"
     return f"proposes: {what}", "bold"
 
@@ -156,7 +156,7 @@ _LINES = {
 }
 
 
-def changed_lines(diff: str) -> tuple[int, int]:
+def count_changes(diff: str) -> tuple[int, int]:
     """Return how many lines a diff adds and removes."""
     kinds = Counter(line.kind for line in read_diff(diff, len(diff)))
     return kinds["added"], kinds["removed"]
@@ -196,7 +196,7 @@ def _show_ranking(console: Console, outcome: Outcome) -> None:
     for heading in ("rank", "seat", "score", "gates", "proven", "lines"):
         table.add_column(heading)
     for result in outcome.results:
-        added, removed = changed_lines(result.diff)
+        added, removed = count_changes(result.diff)
         lines = f"+{added} -{removed}" if result.diff else ""
         table.add_row(
             str(result.rank), result.answer, f"{result.score:.2f}", _yes(result.passed_gates), _yes(result.proven), lines

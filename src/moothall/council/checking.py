@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from moothall import telemetry
 from moothall.council.coding import TurnContext
-from moothall.council.prompting.excerpt import is_test, stem
+from moothall.council.prompting.excerpt import looks_like_test, stem
 from moothall.domain.evidence import RED, CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, Proposal
@@ -79,8 +79,8 @@ class Standing:
     @property
     def red(self) -> frozenset[str]:
         """The red cases, and the checks that are red without naming a case."""
-        found = {case for run in self.runs.values() for case in red_cases(run)}
-        return frozenset(found | {name for name, run in self.runs.items() if run.verdict != "passed" and not red_cases(run)})
+        found = {case for run in self.runs.values() for case in red_ids(run)}
+        return frozenset(found | {name for name, run in self.runs.items() if run.verdict != "passed" and not red_ids(run)})
 
     @property
     def worth(self) -> tuple[int, int, int, int, int]:
@@ -100,7 +100,7 @@ class Workplace:
     task: str = ""
 
 
-def red_cases(run: CheckRun) -> list[str]:
+def red_ids(run: CheckRun) -> list[str]:
     """Return the ids of the red cases, in the run's order."""
     return [case for case, outcome in run.cases.items() if outcome in RED]
 
@@ -176,7 +176,7 @@ async def _commit(context: SeatContext, message: str, clean: Clean) -> Patch:
     patch = await context.workspace.patch(message)
     if held := first_covered(context.grant.protected, patch.paths):
         raise PatchRefused(f"{held!r} may not be changed by this role; put it back as it was")
-    tests = (path for path in patch.paths if is_test(path))
+    tests = (path for path in patch.paths if looks_like_test(path))
     if brings_secret(patch.diff, clean) or joined_secrets(patch.diff, {}, tests, clean).certain:
         raise PatchRefused(_NOT_TAKEN_OVER)
     return patch

@@ -26,7 +26,7 @@ from moothall.guard.alerts import Alerts, alert_event
 from moothall.guard.audit import AuditEntry, AuditLog
 from moothall.guard.breaker import Breakers
 from moothall.guard.cache import ResultCache, cache_key
-from moothall.guard.limits import book_time, check_budget, check_limits, cut_output, cut_text, reserve
+from moothall.guard.limits import book_time, check_limits, check_spending, cut_output, reserve, shorten
 from moothall.guard.parking import check_approval
 from moothall.guard.rates import Rates, check_rate, scope_of
 from moothall.guard.rules import Rules
@@ -110,8 +110,8 @@ class Gate:
             task_id=seat.task_id,
             seat=seat.seat,
             # A caller's own words, which are not checked yet: a record must not be as long as they are.
-            request_id=cut_text(call.request_id, _SHOWN_CHARS),
-            tool=cut_text(str(call.tool), _SHOWN_CHARS),
+            request_id=shorten(call.request_id, _SHOWN_CHARS),
+            tool=shorten(str(call.tool), _SHOWN_CHARS),
             arguments_digest=arguments_digest(call.arguments),
         )
         try:
@@ -147,7 +147,7 @@ class Gate:
             checked = await self._admit(seat, call, entry)
             key = scope_of(seat, checked.spec)
             with self._breakers.watching(key, checked.spec) as told:
-                check_budget(seat.ledger, seat.meter, self._limits)
+                check_spending(seat.ledger, seat.meter, self._limits)
                 result = await self._run(seat, call, checked)
                 told(result.status)
         except Stopped as stopped:
@@ -239,12 +239,12 @@ class Gate:
         output = cut_output(result.output, most)
         if note and result.status is ToolStatus.SUCCESS:
             output["note"] = note
-        error = cut_text(result.error, _ERROR_CHARS)
+        error = shorten(result.error, _ERROR_CHARS)
         return replace(result, request_id=call.request_id, tool=call.tool, output=output, error=error)
 
     async def _publish(self, seat: SeatContext, result: ToolResult) -> None:
         # The tool's name is the model's word where there is no such tool.
-        shown = replace(result, tool=cut_text(result.tool, 100), output=cut_output(result.output, self._limits.event_bytes))
+        shown = replace(result, tool=shorten(result.tool, 100), output=cut_output(result.output, self._limits.event_bytes))
         # What is parked may still run, under the same request id: its end is an event of its own.
         ordinal = f"{result.request_id}/parked" if result.status is ToolStatus.PARKED else result.request_id
         await self._say(EventType.TOOL_FINISHED, seat, result.request_id, dump(shown), ordinal=ordinal)
@@ -272,7 +272,7 @@ class Gate:
 
 
 def _refusal(call: ToolCall, status: ToolStatus, reason: str) -> ToolResult:
-    return ToolResult(call.request_id, cut_text(str(call.tool), _SHOWN_CHARS), status, error=cut_text(reason, _ERROR_CHARS))
+    return ToolResult(call.request_id, shorten(str(call.tool), _SHOWN_CHARS), status, error=shorten(reason, _ERROR_CHARS))
 
 
 @contextmanager

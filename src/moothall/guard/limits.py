@@ -52,7 +52,7 @@ def _size(value: object) -> int:
 
 def _cut(value: Any, room: int, depth: int) -> Any:
     if isinstance(value, str):
-        return cut_text(value, room)
+        return shorten(value, room)
     if isinstance(value, (Mapping, list, tuple)) and depth >= _DEEPEST:
         return "…"
     if isinstance(value, Mapping):
@@ -75,12 +75,12 @@ def _cut_mapping(value: Mapping[str, Any], room: int, depth: int) -> dict[str, A
     for key, item in sorted(value.items(), key=lambda pair: _size(pair[1])):
         if room <= 0:
             break
-        kept[cut_text(str(key), 200)] = _cut(item, room, depth + 1)
-        room -= len(str(key)) + _size(kept[cut_text(str(key), 200)]) + 4
-    return {key: kept[key] for key in (cut_text(str(name), 200) for name in value) if key in kept}
+        kept[shorten(str(key), 200)] = _cut(item, room, depth + 1)
+        room -= len(str(key)) + _size(kept[shorten(str(key), 200)]) + 4
+    return {key: kept[key] for key in (shorten(str(name), 200) for name in value) if key in kept}
 
 
-def cut_text(text: str, limit: int) -> str:
+def shorten(text: str, limit: int) -> str:
     """Return at most about `limit` characters: the first third and the last two, and how many are missing."""
     text = encodable(text)
     if len(text) <= limit:
@@ -89,7 +89,7 @@ def cut_text(text: str, limit: int) -> str:
     return f"{text[:head]}\n… {len(text) - head - tail} characters left out …\n{text[len(text) - tail :]}"
 
 
-def check_budget(ledger: Ledger | None, meter: Meter, limits: GuardSettings) -> None:
+def check_spending(ledger: Ledger | None, meter: Meter, limits: GuardSettings) -> None:
     """Something may still be spent; else `Stopped`.
 
     A turn that was paid with the last token still runs its tools; one past the limit does not.

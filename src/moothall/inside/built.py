@@ -21,9 +21,9 @@ TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor s
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from moothall.inside.ended import Ended
+    from moothall.inside.ended import CommandEnd
 
-    Once = Callable[[tuple[str, ...], float], Ended]
+    Once = Callable[[tuple[str, ...], float], CommandEnd]
 
 
 def waits(argv: tuple[str, ...], top: str) -> bool:
@@ -39,14 +39,16 @@ def run(
     *,
     plugins: str = checks.PLUGINS,
     built: str = "/tmp/moothall-built",  # noqa: S108 - inside the sandbox, one command at a time
-) -> Ended:
+) -> CommandEnd:
     """Build what a command runs with the files in other words, make the disk as it was, and run it. `once` runs one command."""
     if argv[0].rpartition("/")[2] == "go":
         return _go(argv, top, once, seconds, ours=(sys.executable, "-I", "-S", f"{plugins}/moothall_go.py"), built=built)
     return _cargo(argv, top, once, seconds, built=built)
 
 
-def _go(argv: tuple[str, ...], top: str, once: Once, seconds: Callable[[], float], *, ours: tuple[str, ...], built: str) -> Ended:
+def _go(
+    argv: tuple[str, ...], top: str, once: Once, seconds: Callable[[], float], *, ours: tuple[str, ...], built: str
+) -> CommandEnd:
     """The compiler reads them in place of those in the tree, and what it made is kept and run later."""
     shutil.rmtree(built, ignore_errors=True)
     os.mkdir(built)
@@ -60,7 +62,7 @@ def _go(argv: tuple[str, ...], top: str, once: Once, seconds: Callable[[], float
     return once((*ours, "run", built), seconds()) if ended.status == "success" and not ended.exit_code else ended
 
 
-def _cargo(argv: tuple[str, ...], top: str, once: Once, seconds: Callable[[], float], *, built: str) -> Ended:
+def _cargo(argv: tuple[str, ...], top: str, once: Once, seconds: Callable[[], float], *, built: str) -> CommandEnd:
     """They take the place of those in the tree until all is built; these are older than that, so that nothing is built again."""
     shutil.rmtree(built, ignore_errors=True)
     _keep_times([top], lambda: shutil.move(os.path.join(top, checks.INSTEAD), built))

@@ -12,7 +12,7 @@ import time
 
 from moothall.inside import built, cases, checks
 from moothall.inside.confinement import ROOT
-from moothall.inside.ended import Ended
+from moothall.inside.ended import CommandEnd
 from moothall.inside.findings import findings, is_linter
 from moothall.inside.streams import Stream
 
@@ -79,7 +79,7 @@ class Checking:
     def _quiet_seconds(self) -> float:
         return _QUIET_FACTOR * self._seconds + _QUIET_MORE
 
-    def run(self, once: Callable[..., Ended], seconds: float) -> dict[str, Any]:
+    def run(self, once: Callable[..., CommandEnd], seconds: float) -> dict[str, Any]:
         """Run it by `once`, given more of the environment, the seconds that are left and a command that is not the usual one, and
         return what came of it.
         """
@@ -105,11 +105,11 @@ class Checking:
             ended = _join(ended, once({"MOOTHALL_AGAIN": "1"}, until - time.monotonic()))
         return self._answer(ended)
 
-    def _is_cut_short(self, ended: Ended) -> bool:
+    def _is_cut_short(self, ended: CommandEnd) -> bool:
         """Whether the process ended within a case."""
         return ended.status in {"success", _STUCK} and not self._cases.ended and bool(self._cases.begun)
 
-    def _stop(self, ended: Ended) -> None:
+    def _stop(self, ended: CommandEnd) -> None:
         if ended.status == "success":
             self._cases.stop(f"the process ended in it, with exit code {ended.exit_code}")
             return
@@ -118,7 +118,7 @@ class Checking:
             self._cases.tell(self._name, cases.ERRORED, said=limit)
         self._cases.stop(limit)
 
-    def _answer(self, ended: Ended) -> dict[str, Any]:
+    def _answer(self, ended: CommandEnd) -> dict[str, Any]:
         if ended.status == _STUCK or (self._cases.begun and (ended.status != "success" or self._is_cut_short(ended))):
             self._stop(ended)
         found = self._cases
@@ -185,10 +185,10 @@ def _steering_file(top: str, since: float) -> str:
     return ""
 
 
-def _join(first: Ended, second: Ended) -> Ended:
+def _join(first: CommandEnd, second: CommandEnd) -> CommandEnd:
     """A run that went on in another process, as one."""
     ended = second.status == "success" and first.status in {"success", _STUCK}
-    return Ended(
+    return CommandEnd(
         status=second.status,
         exit_code=(1 if second.exit_code in {0, 1, 5} else second.exit_code) if ended else second.exit_code,
         output=first.output + b"\n" + second.output,

@@ -15,7 +15,7 @@ import signal
 import time
 
 from moothall.inside.confinement import spare_the_others
-from moothall.inside.ended import Ended
+from moothall.inside.ended import CommandEnd
 from moothall.inside.processes import Seen, kill_all, read_pss, sample
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
@@ -115,14 +115,14 @@ def run(
     stopped: Callable[[], str],
     side: Talk | None = None,
     reader: Checking | None = None,
-) -> Ended:
+) -> CommandEnd:
     """Run a command to its end, or to the first wall. `wakeup` is a descriptor to listen to meanwhile:
     when it is readable `stopped` is called, and what it returns, unless empty, ends the command with that status.
     """
     return _watch(lambda: _become(argv, cwd, env, walls), walls, wakeup, stopped, side, reader=reader)
 
 
-def call(function: Callable[[], bytes], *, walls: Walls, wakeup: int, stopped: Callable[[], str]) -> Ended:
+def call(function: Callable[[], bytes], *, walls: Walls, wakeup: int, stopped: Callable[[], str]) -> CommandEnd:
     """Run a function of ours in a child, so that it can be stopped. Its bytes come back as the output."""
 
     def child() -> NoReturn:
@@ -148,7 +148,7 @@ def _watch(
     side: Talk | None = None,
     *,
     reader: Checking | None = None,
-) -> Ended:
+) -> CommandEnd:
     begun = time.monotonic()
     reading, writing = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -182,7 +182,7 @@ def _watch(
     output = watch.kept.bytes()
     code = os.waitstatus_to_exitcode(waited)
     cpu = max(used.ru_utime + used.ru_stime, watch.seen.cpu_seconds)
-    return Ended(
+    return CommandEnd(
         status=status or _why(code, output, watch.seen, walls, cpu),
         exit_code=code,
         output=output,

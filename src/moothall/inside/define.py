@@ -20,7 +20,7 @@ _MARK = "\ufeff"
 
 
 @dataclass(frozen=True, slots=True)
-class Defined:
+class Definition:
     """A text after the change, whether the name was there, and the lines that hold it now."""
 
     text: str
@@ -29,7 +29,7 @@ class Defined:
     end: int
 
 
-def define(text: str, language: str, name: str, content: str) -> Defined:
+def define(text: str, language: str, name: str, content: str) -> Definition:
     """Return `text` with the definition of `name` being `content`. Raises `ToolFailure` where that is not clear or breaks it."""
     mark = _MARK if text.startswith(_MARK) else ""
     data = text.removeprefix(_MARK).encode("utf-8")
@@ -50,7 +50,7 @@ def define(text: str, language: str, name: str, content: str) -> Defined:
         refusal = _what_is_wrong(root, data, made, data[:start].count(b"\n"), wanted)
         if not refusal:
             first = made[: start + len(before)].count(b"\n") + 1
-            return Defined(mark + made.decode(), old is not None, first, first + body.count(b"\n"))
+            return Definition(mark + made.decode(), old is not None, first, first + body.count(b"\n"))
     raise ToolFailure(refusal)
 
 

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Ended:
+class CommandEnd:
     """`status` is a tool status; `output` is head and tail of what was printed; `total` all its bytes."""
 
     __slots__ = ("cpu_ms", "exit_code", "max_rss_bytes", "output", "seconds", "status", "total")

@@ -21,7 +21,7 @@ import time
 from moothall.inside import files, texts
 from moothall.inside.commands import Walls, call, run
 from moothall.inside.confinement import ROOT, shut_in
-from moothall.inside.ended import Ended
+from moothall.inside.ended import CommandEnd
 from moothall.inside.paths import ToolFailure, clean_for_writing, open_parent
 from moothall.inside.processes import kill_all, others
 from moothall.inside.protocol import Frames, ProtocolError, pack
@@ -164,7 +164,7 @@ class Executor:
         _put_aside(checking.folder)
         os.mkdir(checking.folder)  # noqa: PTH102 - pathlib costs start time
 
-        def once(more: Mapping[str, str], seconds: float, other: tuple[str, ...] = ()) -> Ended:
+        def once(more: Mapping[str, str], seconds: float, other: tuple[str, ...] = ()) -> CommandEnd:
             walls = self._walls(request)
             walls.wall_seconds = seconds
             env = {**request["env"], **more}

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from moothall.cli.council import summarize
 from moothall.cli.plain import plain
-from moothall.cli.show import changed_lines, line_of, show_outcome
+from moothall.cli.show import count_changes, line_of, show_outcome
 from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import DeliberationRequest
@@ -32,7 +32,7 @@ def test_hostile_text_has_no_control_characters(text: str) -> None:
 
 
 def test_a_diff_is_counted_without_its_headers() -> None:
-    assert changed_lines(DIFF) == (2, 1)
+    assert count_changes(DIFF) == (2, 1)
 
 
 def test_a_model_cannot_write_a_second_line_or_markup() -> None:

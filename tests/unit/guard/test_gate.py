@@ -17,7 +17,7 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import BusUnavailable, WorkspaceFailed
 from moothall.guard.audit import verify
 from moothall.guard.gate import Gate
-from moothall.guard.limits import cut_text
+from moothall.guard.limits import shorten
 from moothall.tools.arguments import arguments_digest
 from support.gate import House, in_seconds, open_house, tool_call
 from support.tools import CATALOGUE
@@ -349,7 +349,7 @@ def test_whatever_a_model_says_there_is_one_result_two_records_and_one_event(cal
                 answers = [group.create_task(house.gate.call(seat, call)) for call in asked]
             for call, answer in zip(asked, answers, strict=True):
                 result = answer.result()
-                assert (result.request_id, result.tool) == (call.request_id, cut_text(call.tool, 200))  # half a character is none
+                assert (result.request_id, result.tool) == (call.request_id, shorten(call.tool, 200))  # half a character is none
                 phases = [record["phase"] for record in house.records() if record["request_id"] == call.request_id]
                 assert phases == ["start", "finish"]
                 assert [event.data["request_id"] for event in house.facts.events].count(call.request_id) == 1

@@ -12,7 +12,7 @@ from moothall.domain.ids import ROLES
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, InvalidRequest
 from moothall.guard.grants import grant_for, intersection, read_grants, shipped_grants
-from moothall.guard.limits import book_time, check_budget, check_limits, cut_output, cut_text, reserve
+from moothall.guard.limits import book_time, check_limits, check_spending, cut_output, reserve, shorten
 from moothall.guard.paths import covers, refuse_path
 from moothall.guard.seat import Meter, Stopped
 from moothall.guard.steps import check_grants, check_schema
@@ -177,8 +177,8 @@ def test_a_long_text_does_not_push_out_the_verdict() -> None:
 
 
 def test_cut_text_says_how_much_is_missing() -> None:
-    assert "900 characters left out" in cut_text("x" * 1000, 100)
-    assert cut_text("short", 100) == "short"
+    assert "900 characters left out" in shorten("x" * 1000, 100)
+    assert shorten("short", 100) == "short"
 
 
 def test_a_seats_seconds_are_held_while_it_runs_and_booked_after() -> None:
@@ -186,9 +186,9 @@ def test_a_seats_seconds_are_held_while_it_runs_and_booked_after() -> None:
     with reserve(meter, limits, 6) as first, reserve(meter, limits, 6) as second:
         assert (first, second) == (6, 4)
         with pytest.raises(Stopped, match="10 seconds") as stopped:
-            check_budget(None, meter, limits)
+            check_spending(None, meter, limits)
         assert stopped.value.status is ToolStatus.BUDGET_EXCEEDED
-    check_budget(None, meter, limits)
+    check_spending(None, meter, limits)
     with book_time(meter):
         pass
     assert meter.seconds > 0

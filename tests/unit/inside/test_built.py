@@ -11,7 +11,7 @@ import pytest
 
 from moothall.inside import built, checks
 from moothall.inside.cases import Cases
-from moothall.inside.ended import Ended
+from moothall.inside.ended import CommandEnd
 from moothall.inside.streams import Stream
 
 PLUGINS = Path(built.__file__).with_name("plugins")
@@ -57,14 +57,14 @@ def ran(folder: Path, argv: tuple[str, ...]) -> tuple[Mapping[str, str], int]:
     """What cases the command tells of, and how it ended."""
     cases, code = Cases(), 0
 
-    def once(other: tuple[str, ...], seconds: float) -> Ended:
+    def once(other: tuple[str, ...], seconds: float) -> CommandEnd:
         nonlocal code
         done = subprocess.run(other, cwd=folder, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds)
         code = done.returncode
         stream = Stream(cases, argv)
         stream.feed(done.stdout)
         stream.end()
-        return Ended(status="success", exit_code=code, output=done.stdout, total=0, seconds=0.0, cpu_ms=0, max_rss_bytes=0)
+        return CommandEnd(status="success", exit_code=code, output=done.stdout, total=0, seconds=0.0, cpu_ms=0, max_rss_bytes=0)
 
     assert built.waits(argv, str(folder))
     built.run(argv, str(folder), once, lambda: 300.0, plugins=str(PLUGINS), built=f"{folder}-built")

@@ -20,7 +20,7 @@ from moothall.config import LimitSettings
 from moothall.council.facts import Facts
 from moothall.council.judging.calls import LANGUAGES, calls, changed_names, language
 from moothall.council.judging.runs import TEXT_LIMIT, FreshRuns
-from moothall.council.prompting.excerpt import is_test
+from moothall.council.prompting.excerpt import looks_like_test
 from moothall.domain.evidence import INPUTS, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal
@@ -165,7 +165,11 @@ class DistinguishingInputs:
     async def _changed_files(self, proposals: Sequence[Proposal]) -> list[tuple[str, str, list[str], tuple[str, ...]]]:
         """Return of changed files the path, the text on the base and with each candidate, and the names of what differs."""
         patches = [
-            {part.path: part for part in file_diffs(self.runs.exact(item.diff)) if language(part.path) and not is_test(part.path)}
+            {
+                part.path: part
+                for part in file_diffs(self.runs.exact(item.diff))
+                if language(part.path) and not looks_like_test(part.path)
+            }
             for item in proposals
         ]
         found = []
@@ -189,7 +193,7 @@ class DistinguishingInputs:
         """Return the files of the base's tests that speak of a name; those come first that are called as its own file is."""
         stem = PurePosixPath(home).stem
         endings = LANGUAGES[language(home)]
-        tests = [path for path in self.runs.prepared.files if path.endswith(endings) and is_test(path)]
+        tests = [path for path in self.runs.prepared.files if path.endswith(endings) and looks_like_test(path)]
         read = [await self._text(path) for path in sorted(tests, key=lambda path: (stem not in path, path))[:_TESTS]]
         return [text for text in read if name in text]
 

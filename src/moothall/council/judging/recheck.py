@@ -14,7 +14,7 @@ from moothall.council.judging.counter import CounterProof, Proving
 from moothall.council.judging.cross import CrossTests
 from moothall.council.judging.distinguish import DistinguishingInputs
 from moothall.council.judging.runs import CheckRuns, FreshRuns
-from moothall.council.prompting.excerpt import is_test
+from moothall.council.prompting.excerpt import looks_like_test
 from moothall.council.prompting.text import clip
 from moothall.domain.codec import dump
 from moothall.domain.evidence import APART, RED, SECRETS, CheckRun, Evidence, Verdict
@@ -158,7 +158,7 @@ class Bench:
         texts = await self._before(proposal.diff)
         change = normal_change(diff, texts, own_tests)
         keys = joined_secrets(
-            diff, texts, (path for path in changed_files(diff) if path in own_tests or is_test(path)), self._clean
+            diff, texts, (path for path in changed_files(diff) if path in own_tests or looks_like_test(path)), self._clean
         )
         verdict = Verdict.FAILED if keys.certain else Verdict.PASSED
         shown = Evidence(SECRETS, verdict, failed=len(keys.certain), look=keys.certain or keys.doubtful)
@@ -193,7 +193,7 @@ class Bench:
     async def _tests(self, ending: str) -> dict[str, str]:
         """Return the texts of the base's test files."""
         texts = {}
-        for path in [path for path in self._prepared.files if path.endswith(ending) and is_test(path)][:_TESTS]:
+        for path in [path for path in self._prepared.files if path.endswith(ending) and looks_like_test(path)][:_TESTS]:
             with suppress(NotFound):
                 texts[path] = await self._runs.read(path)
         return texts
@@ -365,7 +365,7 @@ async def agreement(
     process may wait for ever here.
     """
     profile = runs.prepared.base.profile
-    code = tuple(path for path in changed_files(runs.exact(diff)) if path.endswith((".py", ".pyi")) and not is_test(path))
+    code = tuple(path for path in changed_files(runs.exact(diff)) if path.endswith((".py", ".pyi")) and not looks_like_test(path))
     able = [
         name
         for name, argv in profile.checks.items()

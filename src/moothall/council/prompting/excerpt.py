@@ -79,7 +79,7 @@ async def show(prepared: Prepared, description: str, read: Read, budget: int, lo
     tests = failing_files(red, prepared)
     texts = {path: await _text(read, path) for path in tests[:_CASES]}
     named = list(dict.fromkeys(_named_files(description, prepared.files)))
-    hints = {path: await _text(read, path) for path in named[:_CASES] if is_test(path)}
+    hints = {path: await _text(read, path) for path in named[:_CASES] if looks_like_test(path)}
     subjects = [*named, *_subjects(texts | hints, prepared.files)]
     found = (
         await look(_order(red, texts, subjects, prepared, description=description, budget=budget))
@@ -96,8 +96,8 @@ async def show(prepared: Prepared, description: str, read: Read, budget: int, lo
     cases = _cases(red, room, budget * _CASES_SHARE)
     failing = _failing_texts(texts, found.spans, room, share)
     code = _code(found.spans, texts, room, budget * _CODE_SHARE)
-    wanted = sorted(dict.fromkeys([*subjects, *found.homes]), key=is_test)
-    seen = {*texts, *(span.path for span in found.spans if is_test(span.path))}
+    wanted = sorted(dict.fromkeys([*subjects, *found.homes]), key=looks_like_test)
+    seen = {*texts, *(span.path for span in found.spans if looks_like_test(span.path))}
     files = await _files([path for path in wanted if path not in seen], read, room, share)
     whole = {path for path, text in (*failing, *files) if not _CUT.search(text)}
     drawn = _whole_lines(_without(found.map, whole), max(room.left, 0) + tokens(drawn))
@@ -225,15 +225,15 @@ def _paths_of(item: Red, prepared: Prepared) -> list[str]:
     name = item.case.partition("::")[0].partition(" > ")[0]
     if path := _file_of(name, prepared.files, prepared.base.profile.folders.get(item.check, "")):
         return [path]
-    if framed := [path for path, _ in item.frames if is_test(path)]:
+    if framed := [path for path, _ in item.frames if looks_like_test(path)]:
         return list(dict.fromkeys(framed))
     words = set(_WORD.findall(item.detail)) if item.case == item.check else set()
     known = Known(prepared.files, prepared.base.profile.folders.get(item.check, ""))
     said = {known.path(word) for word in words if "." in word}
-    return [path for path in prepared.files if path in said and is_test(path)]
+    return [path for path in prepared.files if path in said and looks_like_test(path)]
 
 
-def is_test(path: str) -> bool:
+def looks_like_test(path: str) -> bool:
     """Whether a path looks like a file of tests."""
     return _TEST_AFFIX.search(stem(path)) is not None or path.startswith("tests/") or "/tests/" in path
 
