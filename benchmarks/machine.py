@@ -47,11 +47,6 @@ class Held:
     files: Mapping[str, int]
     processes: Mapping[str, int]
 
-    @property
-    def total_pss(self) -> int:
-        """All parts."""
-        return sum(self.pss.values())
-
 
 @dataclass(slots=True)
 class System:

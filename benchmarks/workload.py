@@ -33,10 +33,6 @@ class Case:
         """As tables have it."""
         return f"{self.delay_ms} ms, {self.at_once} at once"
 
-    def over_critical(self, run: Run) -> float:
-        """Wall over critical path; only where there is a delay."""
-        return run.wait / (PHASES * self.delay_ms / 1000)
-
 
 class Wrong(Exception):
     """A deliberation ended otherwise than it had to."""

@@ -186,7 +186,7 @@ RUST_EPSILON = Group(
         },
     },
 )
-_RUST_CODE, _, _RUST_TESTS = o.RUST.partition("#[cfg(test)]\n")
+_RUST_CODE = o.RUST.partition("#[cfg(test)]\n")[0]
 _RUST_LOOP = """mod tests {
     use super::{discount, total};
 

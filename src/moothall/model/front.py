@@ -20,7 +20,6 @@ from aiohttp.typedefs import Handler
 from moothall.model.states import LocalEngine, SharedStates
 
 _MAX_BODY = 16_000_000
-_OK = 200
 
 
 @dataclass(slots=True)

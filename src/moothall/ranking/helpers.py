@@ -82,7 +82,7 @@ def _of_python(text: str) -> dict[str, tuple[str, int]]:
 
 def _find_helpers(node: ast.AST, within: str) -> Iterator[tuple[str, tuple[str, int]]]:
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.ClassDef) and any(_last(each).endswith("TestCase") for each in child.bases):
+        if isinstance(child, ast.ClassDef) and any(last_name(each).endswith("TestCase") for each in child.bases):
             yield child.name, (ast.dump(child), child.lineno)
         elif isinstance(child, ast.ClassDef):
             yield from _find_helpers(child, child.name)
@@ -92,7 +92,7 @@ def _find_helpers(node: ast.AST, within: str) -> Iterator[tuple[str, tuple[str, 
 
 def _is_helper(node: ast.FunctionDef | ast.AsyncFunctionDef, within: str) -> bool:
     """Whether it asserts and gives no answer, or is a fixture or hook of pytest's. What a method asserts of its own object is code."""
-    if node.name.startswith("pytest_") or any("fixture" in _last(mark) for mark in node.decorator_list):
+    if node.name.startswith("pytest_") or any("fixture" in last_name(mark) for mark in node.decorator_list):
         return True
     own = list(ast.walk(node))
     if any(isinstance(each, ast.Yield | ast.YieldFrom) or (isinstance(each, ast.Return) and each.value) for each in own):
@@ -105,13 +105,14 @@ def _asserts(node: ast.AST) -> bool:
         case ast.Assert(test=ast.Compare(ops=[ast.Eq() | ast.NotEq() | ast.In() | ast.NotIn(), *_])):
             return True
         case ast.Raise(exc=exc) if exc is not None:
-            return _last(exc) == "AssertionError"
+            return last_name(exc) == "AssertionError"
         case ast.Call(func=func):
-            return _last(func).startswith("assert")
+            return last_name(func).startswith("assert")
     return False
 
 
-def _last(node: ast.AST) -> str:
+def last_name(node: ast.AST) -> str:
+    """Return the last name of what is called, or decorates."""
     inner = node.func if isinstance(node, ast.Call) else node
     return inner.attr if isinstance(inner, ast.Attribute) else inner.id if isinstance(inner, ast.Name) else ""
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, zip_longest
 from typing import Any
 
+from moothall.ranking.helpers import last_name
 from moothall.ranking.inputs import (
     LONG,
     SEEDS,
@@ -37,7 +38,9 @@ def scripts(name: str, sources: Iterable[str], text: str, most: int) -> tuple[In
     node = next((item for item in parse(text).body if isinstance(item, ast.ClassDef) and item.name == name), None)
     if node is None:
         return ()
-    read = {item.name for item in node.body if isinstance(item, ast.FunctionDef) and _READ & set(map(_last, item.decorator_list))}
+    read = {
+        item.name for item in node.body if isinstance(item, ast.FunctionDef) and _READ & set(map(last_name, item.decorator_list))
+    }
     shown = chain.from_iterable(_Scope.all(source, name, read) for source in sources)
     seeds = list({repr(script): script for script in shown if script[1]}.values())[:SEEDS] or list(_by_annotation(node))[:SEEDS]
     made = chain(seeds, (item for row in zip_longest(*map(changed_scripts, seeds)) for item in row if item is not None))
@@ -74,7 +77,7 @@ class _Scope:
         for scope in scopes:
             if isinstance(scope, ast.Module):
                 continue
-            if scope.name in _SET_UP or "fixture" in set(map(_last, scope.decorator_list)):
+            if scope.name in _SET_UP or "fixture" in set(map(last_name, scope.decorator_list)):
                 shared |= cls(name, read, {}).read_fixtures(scope)
         for scope in scopes:
             takes = {item.arg for item in scope.args.args} if not isinstance(scope, ast.Module) else set()
@@ -130,7 +133,7 @@ class _Scope:
             self._done.append((known[0], tuple(known[1])))
 
     def _read_call(self, node: ast.AST | None) -> Arguments | None:
-        return arguments_of(ast.unparse(node)) if isinstance(node, ast.Call) and _last(node.func) == self._name else None
+        return arguments_of(ast.unparse(node)) if isinstance(node, ast.Call) and last_name(node.func) == self._name else None
 
 
 def _own(scope: ast.AST) -> Iterator[ast.AST]:
@@ -148,12 +151,6 @@ def _target(node: ast.AST) -> str:
         case ast.Assign(targets=[ast.Name() | ast.Attribute(value=ast.Name(id="self")) as target]):
             return ast.unparse(target)
     return ""
-
-
-def _last(node: ast.AST) -> str:
-    """Return the last name of what is called, or decorates."""
-    inner = node.func if isinstance(node, ast.Call) else node
-    return inner.attr if isinstance(inner, ast.Attribute) else inner.id if isinstance(inner, ast.Name) else ""
 
 
 def _by_annotation(node: ast.ClassDef) -> Iterator[Script]:

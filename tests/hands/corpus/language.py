@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from corpus.attempt import python
 
-_READ = "open({how}'@OUTSIDE@').read()"
 _TRY = "try:\n    print('REACHED', {act})\nexcept BaseException as e:\n    print('HELD', type(e).__name__)"
 _GONE = "HELD (FileNotFoundError|PermissionError|NotADirectoryError|OSError)"
 

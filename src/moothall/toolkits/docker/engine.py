@@ -17,7 +17,7 @@ from moothall.errors import CallFailed, ConfigurationError, InvalidRequest, NotF
 _ANSWER_BYTES = 8_000_000
 _CHUNK = 65_536
 _HEADER = 8
-_MISSING, _WRONG, _TAKEN, _SERVER = 404, 400, 409, 500
+_MISSING, _WRONG, _SERVER = 404, 400, 500
 
 
 def socket_of(host: str) -> str:

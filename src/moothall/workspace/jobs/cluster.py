@@ -20,7 +20,7 @@ from moothall.workspace.jobs.manifest import HOST, LABEL, NAME
 log = get_logger(__name__)
 
 _CALL_SECONDS, _WATCH_SECONDS, _AGAIN_SECONDS = 20, 300, 1.0
-_CONFLICT, _GONE, _MISSING = 409, 410, 404
+_GONE, _MISSING = 410, 404
 
 
 class Cluster:
