@@ -44,6 +44,7 @@ async def measure(folder: Path, *, opened: int, seconds: float, tell: Callable[[
     """Return milliseconds of `opened` workspaces each way, and rates over `seconds` each; the load of the machine beside every figure."""
     if missing := [name for name in _NEEDED if not os.environ.get(name)]:
         raise SystemExit(f"cluster: {', '.join(missing)} not set; scripts/test-k8s --part benchmark sets them")
+    await asyncio.to_thread(reached.make_namespaces)
     tell(f"{opened} workspaces in Jobs, cold and kept warm")
     found: dict[str, Any] = {
         "cold": await _ready(folder / "cold", opened, warm=0),
