@@ -1,15 +1,11 @@
-"""What the tests in a cluster share: its API, and what deploy/k8s says of namespaces."""
+"""What the tests in a cluster share: its API, and the namespaces of deploy/k8s."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from kubernetes import client, config
 
-from support.kube.ctl import kubectl
-
-DEPLOY = Path(__file__).parents[3] / "deploy/k8s"
+from support.kube.reached import make_namespaces
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +16,5 @@ def api() -> client.ApiClient:
 
 @pytest.fixture(scope="session", autouse=True)
 def namespaces() -> None:
-    """The namespaces of deploy/k8s, with its quota and roles, but none of its pods."""
-    for name in ("namespaces", "rbac", "quota"):
-        kubectl("apply", "-f", str(DEPLOY / f"base/{name}.yaml"))
+    """Those of deploy/k8s."""
+    make_namespaces()

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from k8s.conftest import DEPLOY
 
 from house import by_task, scripted
 from moothall.bus.nats.accounts import make
@@ -19,6 +18,7 @@ from moothall.testing.model import ScriptedModel, scripted_model
 from support import gobuilt
 from support.kube import crds
 from support.kube.ctl import ask
+from support.kube.reached import DEPLOY
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 

@@ -27,6 +27,9 @@ def say(text: str) -> None:
 
 def up(home: Home, count: int) -> None:
     """Bring up a cluster of that many nodes, or what is missing of one. Raises `Missing`."""
+    if home.run.exists() and not nodes(home):  # its etcd and images are only as far as they were written
+        say("a machine went down with its cluster: what is left of that is taken away")
+        _forget(home)
     programs.install(say)
     programs.build(home, say)
     archive.make(home, say)
@@ -158,9 +161,13 @@ def down(home: Home) -> None:
     for folder in sorted(Path("/sys/fs/cgroup").glob("*/mhk/**/"), key=lambda path: -len(path.parts)):
         with suppress(OSError):
             folder.rmdir()
+    _forget(home)
+    say("it is down")
+
+
+def _forget(home: Home) -> None:
     shutil.rmtree(home.run, ignore_errors=True)
     shutil.rmtree(home.keys, ignore_errors=True)
-    say("it is down")
 
 
 def main() -> None:

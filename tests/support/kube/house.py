@@ -81,6 +81,14 @@ def objects(home: Home, folders: Folders, folder: Path) -> str:
     }
     made: list[dict[str, Any]] = [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE, "labels": _RESTRICTED}},
+        # The scheduler binds: it leaves a pod whose claim is bound by others in the moment of its first try for five minutes.
+        {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "StorageClass",
+            "metadata": {"name": CLASS},
+            "provisioner": "kubernetes.io/no-provisioner",
+            "volumeBindingMode": "WaitForFirstConsumer",
+        },
         *folders.volumes(),
         *(
             {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": SPACE}, "stringData": values}

@@ -13,8 +13,16 @@ from typing import Any
 from moothall.bus.nats.server import _binary
 from moothall.config import BusSettings, JobSettings, SandboxSettings, Settings, WorkspaceSettings
 from moothall.settings import load_settings
+from support.kube.ctl import kubectl
 
 WORKSPACES = "moothall-workspaces"
+DEPLOY = Path(__file__).parents[3] / "deploy/k8s"
+
+
+def make_namespaces() -> None:
+    """Make the namespaces of deploy/k8s, with its quota and roles, but none of its pods."""
+    for name in ("namespaces", "rbac", "quota"):
+        kubectl("apply", "-f", str(DEPLOY / f"base/{name}.yaml"))
 
 
 @asynccontextmanager
