@@ -47,7 +47,7 @@ GO_NAMES = Group(
 )
 _MAKE = {
     **o.GO_BASE,
-    "Makefile": "include build/rules.mk\n\ntest: check\n\t@./run.sh\n",
+    "Makefile": "include build/rules.mk\n\ntest: check\n\t@sh run.sh\n",
     "build/rules.mk": "check:\n\t@test -f shop.go\n",
     "run.sh": "grep -q percent/100 shop.go\n",
 }

@@ -216,7 +216,7 @@ class CounterProof:
         for kind, made in kinds.items():
             if kind == "neutral":
                 red, lost, mute = await self._sort_red(run, made, found[kind])
-                if mute and len(mute) == len(_results(made, found[kind])):
+                if mute:
                     return Verdict.ERRORED, f"{_ALONE}: {name_cases(mute)}", ()
                 if red and await self._reads(run, made, red, rewriting):
                     return (
