@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import corpus_alone as alone
+import corpus_alone_others as alone_others
 import corpus_around as around
 import corpus_around_others as around_others
 import corpus_asked as asked
@@ -59,6 +61,8 @@ GROUPS = {
     **{
         name: (group.base, group.argv, group.patches)
         for name, group in {
+            **alone.GROUPS,
+            **alone_others.GROUPS,
             **around.GROUPS,
             **around_others.GROUPS,
             **taken.GROUPS,

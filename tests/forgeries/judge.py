@@ -66,7 +66,7 @@ class Court:
 
     def bench(self, task_id: str, limits: LimitSettings = LimitSettings()) -> Bench:  # noqa: B008 - it is frozen
         """What judges the candidates of a deliberation on this base."""
-        d = alone(task_id, self.prepared.base, seconds=300)
+        d = alone(task_id, self.prepared.base, seconds=1200)  # of a busy machine
         runs = FreshRuns(d, self.prepared, self.house.workspaces, self._read, asyncio.Semaphore(3))
         return Bench(runs, Facts(MemoryBus(), d), limits)
 

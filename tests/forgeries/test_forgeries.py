@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import corpus_alone as alone
+import corpus_alone_others as alone_others
 import corpus_around as around
 import corpus_around_others as around_others
 import corpus_asked as asked
@@ -29,7 +31,15 @@ from moothall.domain.proposal import Proposal
 
 pytestmark = pytest.mark.e2e
 Patches = Mapping[str, Mapping[str, str]]
-AROUND = {**around.GROUPS, **around_others.GROUPS, **taken.GROUPS, **asked.GROUPS, **asked_others.GROUPS}
+AROUND = {
+    **around.GROUPS,
+    **around_others.GROUPS,
+    **taken.GROUPS,
+    **asked.GROUPS,
+    **asked_others.GROUPS,
+    **alone.GROUPS,
+    **alone_others.GROUPS,
+}
 IN_PYTEST = {
     "in its process": python.IN_PROCESS,
     "by files": python.FILES,
@@ -49,6 +59,8 @@ FOUND = (
     "asked unlike",
     "asked digits",
     "asked beside",
+    "alone whole",
+    "alone rest",
 )
 """Groups whose patches a counter-proof finds out by itself."""
 FOLLOWED = (

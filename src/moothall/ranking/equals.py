@@ -6,14 +6,15 @@ Where no expectation of a test can be changed, nothing else than that may be wha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 
-from moothall.ranking.patched import file_diffs
+from moothall.ranking.patched import FileDiff, file_diffs
 
 _LINE = 160
 _CODE = (".py", ".pyi", ".go", ".rs", ".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx")
 _EQUALS = re.compile(
-    r"__(?:eq|ne|lt|le|gt|ge|contains|bool|sub|rsub|instancecheck|subclasscheck|subclasshook)__|Symbol\.hasInstance"
+    r"__(?:eq|ne|lt|le|gt|ge|contains|bool|r?(?:sub|mod|truediv|floordiv|xor)|instancecheck|subclasscheck|subclasshook)__|Symbol\.hasInstance"
     r"|^\s*class\s+\w+\s*\((?:[^()]*,\s*)?(?:str|bytes|int|float|complex|list|tuple|dict|set|frozenset)\s*\)|\bimpl\b[^{]*\b(?:Partial(?:Eq|Ord)|Sub)\b|\bfn (?:eq|ne|partial_cmp|cmp|sub)\s*\("
     r"|\)\s+(?:Equal|Is|Compare|Cmp)\(|asymmetricMatch|\bcompare=False"
     r"|\bextends\s+(?:String|Number|Array|Boolean|Date|RegExp|Map|Set)\b|\bnew Proxy\b"
@@ -25,9 +26,13 @@ _RESULT = re.compile(
 """What a function of Rust returns, or another name stands for."""
 
 
-def says_what_is_equal(diff: str, own_tests: Iterable[str]) -> str:
+_METHOD = re.compile(r"^\s+def __\w+__\s*\(|\bfn (?:eq|ne|partial_cmp|cmp|sub)\s*\(|^func \([^()]*\) (?:Equal|Is|Compare|Cmp)\(")
+"""The head of what is meant where a line within it is another."""
+
+
+def says_what_is_equal(diff: str, own_tests: Iterable[str], base: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return the first line that a diff adds by which a type of its own says what it is equal to, '' where none does; in Rust also one by
-    which a function returns another type than before.
+    which a function returns another type than before. `base`: the texts before, by which it is known what a line stands in.
     """
     tests = frozenset(own_tests)
     for part in (part for part in file_diffs(diff) if part.path.endswith(_CODE)):
@@ -36,7 +41,30 @@ def says_what_is_equal(diff: str, own_tests: Iterable[str]) -> str:
             another = any(before.get(name, {kind}) != {kind} for name, kinds in _results([line]).items() for kind in kinds)
             if part.path not in tests and (another or _EQUALS.search(line)):
                 return f"{part.path}:{number}: {line.strip()[:_LINE]}"
+        if part.path not in tests and (part.new or part.path in base):
+            for number, head in _heads(part, base.get(part.path, "")):
+                if _EQUALS.search(head):
+                    return f"{part.path}:{number}: {head.strip()[:_LINE]}"
     return ""
+
+
+def _heads(part: FileDiff, before: str) -> Iterator[tuple[int, str]]:
+    """Yield the heads of the methods in which lines are other ones."""
+    lines = part.apply(before).split("\n")
+    for number in part.added:
+        room = _indent(lines[number - 1]) if number <= len(lines) else 0
+        for at in range(min(number, len(lines)) - 1, 0, -1):
+            line = lines[at - 1]
+            if line.strip() and _indent(line) < room:
+                room = _indent(line)
+                if _METHOD.search(line):
+                    yield at, line
+            if not room:
+                break
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _results(lines: Iterable[str]) -> dict[str, set[str]]:

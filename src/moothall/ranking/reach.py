@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 from moothall.ranking.folding import UNKNOWN, fold_strings
 from moothall.ranking.patched import FileDiff, file_diffs
-from moothall.ranking.theirs import go_changes, puts_on_others, roots, script_changes
+from moothall.ranking.reach_lines import PATTERNS
+from moothall.ranking.theirs import go_changes, puts_on_others, roots, rust_changes, script_changes
+from moothall.ranking.veiled import veils
 
 _SHOWN, _LINE = 20, 160
 _MODULES = frozenset(
@@ -64,6 +66,16 @@ _ATTRIBUTES = frozenset(
         "path_hooks",
     ),
     *("path_importer_cache", "addaudithook", "unraisablehook", "get_objects", "get_referrers", "get_referents", "_exit", "abort"),
+    *(
+        "walk_tb",
+        "findCaller",
+        "funcName",
+        "getclosurevars",
+        "getcoroutinelocals",
+        "getgeneratorlocals",
+        "_bootstrap",
+        "_gcd_import",
+    ),
     *("fork", "forkpty", "register_at_fork", "killpg", "runtest", "orig_argv", "_mock_self", "displayhook", "excepthook"),
 }
 _RUNNERS = frozenset({"unittest", "pytest", "_pytest", "doctest"})
@@ -75,6 +87,8 @@ _HIDDEN = frozenset({"sys", "gc", "ctypes", "builtins"})
 """Of these, those whose names nothing else has."""
 _LOADS: Mapping[str, frozenset[str]] = {
     "importlib": frozenset({"import_module", "reload"}),
+    "importlib.metadata": frozenset({"EntryPoint"}),
+    "metadata": frozenset({"EntryPoint"}),
     "pickle": frozenset({"loads", "load", "Unpickler"}),
     "pkgutil": frozenset({"resolve_name"}),
 }
@@ -98,41 +112,6 @@ _TESTS = re.compile(r"(?:^|\.)(?:test_\w+|\w+_test|tests|conftest)(?:\.|$)")
 """Modules of tests, by name; what is taken out of another module is one only where a file says so."""
 _MAIN = re.compile(r"main|cli|command|exit|quit", re.IGNORECASE)
 
-_BUILT_IN = r"(?<![.\w$])(?:Object|Function|Array|Promise|Error|String|Number|RegExp|Map|Set|Boolean|Date|Symbol|BigInt|Math|JSON|Reflect|Intl|Buffer)"
-"""What scripts find under these names, tests too."""
-_PLAIN = r"(?:f32|f64|[iu](?:8|16|32|64|128|size)|bool|char|str|std|core|alloc)"
-"""What paths of Rust begin with, tests too."""
-_PATTERNS: Mapping[str, re.Pattern[str]] = {
-    ".go": re.compile(
-        r'\bos\.Exit\b|\bsyscall\.|\bruntime\.(?:Goexit|Caller|Callers|Stack)\b|\bdebug\.Stack\b|"testing|\btesting\.|flag\.Lookup'
-        r'|go:linkname|"unsafe"|"plugin"|import "C"|=== (?:RUN|PASS|CONT)|--- (?:PASS|FAIL)|"PASS|\bos\.Args\b|\bos\.(?:Stdout|NewFile)\b'
-        r"|/proc/self|/dev/(?:fd|std)|MOOTHALL|go:embed\s[^\n]{0,500}?(?:\.go\b|\*(?=[\s\"`']|$)|\*\.\*|[*?\[\\][^\s/]{0,50}g|[?\[\\])"
-        r"|^(?:func|var|const|type)\s+(?:nil|true|false|error|len|cap|append|string|int|bool)\b|^\s+(?:nil|true|false)\s+(?:[\w.*\[\]]+\s*)?=(?!=)"
-        r"|(?:&|\b)[a-z]\w*\.(?:EOF|Err[A-Z]\w*)\s*=(?!=)|&[a-z]\w*\.(?:EOF|Err[A-Z]\w*)\b"
-        r'|^\s*(?:import\s+)?(?:\.|[A-Za-z]\w*)\s+"(?:os|os/exec|syscall|runtime|runtime/debug|golang\.org/x/sys/\w+)"'
-    ),
-    ".js": re.compile(
-        r"\bprocess\.(?:exit|reallyExit|kill|abort|exitCode|binding|dlopen|_\w+|argv|execArgv|mainModule|on(?:ce)?\b)|\brequire\.(?:cache|main|extensions)\b"
-        r"|\b_load\b|Module\.prototype|(?:require|from|import)\s*\(?\s*['\"](?:node:)?(?:test|assert|mocha|jest|vitest|chai|ava|tape|inspector|module|repl|domain|vm|fs|child_process|worker_threads)\b"
-        r"|prepareStackTrace|captureStackTrace|\.stack\b|AssertionError|\bglobalThis\b|\bglobal\.|\beval\b|(?:(?<![.\w$])|(?<=\.\.\.))arguments\b(?!\s*(?:\.length\b|:))|new Function\b|\bFunction\s*\("
-        rf"|{_BUILT_IN}\.prototype\b.*=|=\s*{_BUILT_IN}\.prototype\s*(?:[;,)]|$)|(?:stdout|stderr)\.write\s*=|console\.\w+\s*="
-        rf"|{_BUILT_IN}(?:\.\w+|\[[^\]\n]{{1,200}}\])\s*=(?![=>])|\b(?:Object|Reflect)\.(?:assign|set|define\w+|setPrototypeOf)\s*\(\s*{_BUILT_IN}\b"
-        r"|=\s*(?:Math|JSON|Reflect|Intl)\s*(?:[;,)]|$)"
-        r"|\b(?:process|module|require|globalThis|global)\s*(?:\?\.)?\[|=\s*(?:process|module|require|globalThis|global)\s*(?:[;,)]|$)|\bgetBuiltinModule\b"
-        r"|\b(?:require|import)\s*\(\s*(?!['\"`][^'\"`$]*['\"`]\s*[,)])|\bmodule\.(?:require|constructor|children|parent)\b|\.constructor\s*\(|\[\s*['\"`]constructor|constructor\.constructor|\bcreateRequire\b|__proto__"
-        r"|[(,\[]\s*(?:process|module|require|globalThis|global)\s*[,)\]](?!\s*=>)|\b(?:window|self)\s*\[|\bframes\s*\[\s*(?!\d)|\{\s*return this\b\s*(?=[;}\n]|$)"
-        r"|(?<![.\w$])(?<!function )(?:expect|jest|vi|describe|beforeEach|afterEach|beforeAll|afterAll)\s*[.(\[]|(?<![.\w$])it(?:\s*[(\[]|\.(?:only|skip|each|todo|concurrent)\b)"
-        r"|Symbol\.hasInstance|NODE_TEST_CONTEXT|JEST_|MOCHA|MOOTHALL|npm_lifecycle|TAP version|\bnot ok\b|Symbol\.toPrimitive|valueOf"
-    ),
-    ".rs": re.compile(
-        r"\bprocess::(?:exit|abort)\b|\benv::args\b|\bcatch_unwind\b|\bset_hook\b|\bno_mangle\b|extern\s+\"C\"|\blibc::|\basm!|\bctor\b|\bbacktrace\b"
-        r"|thread::current|test result|macro_rules!\s*(?:r#)?(?:assert\w*|panic|debug_assert\w*|matches|vec|format\w*|write\w*|concat|stringify|print\w*|line|env)\b|\bcfg!\s*\([^)]*\btest\b|#!?\[cfg(?:_attr)?\([^\]]*\btest\b"
-        r"|link_section|/proc/self|MOOTHALL|set_output_capture|macro_rules!\s*\$|!\s*[({\[]\s*(?:assert\w*|panic)\s*[,)}\]]|\bas\s+(?:assert\w*|panic|matches)\b"
-        rf"|\b(?:mod|struct|enum|union|type|trait)\s+{_PLAIN}\b|\buse\b[^;\n]*\bas\s+{_PLAIN}\s*[;,}}]|\bextern\s*(?:\"\w+\"\s*)?\{{"
-        r"|\b(?:fn|struct|enum|const|static|type|trait)\s+(?:Some|None|Ok|Err|Vec|String|Box)\b"
-        r"|\bprocess\s+as\b|\bprocess::\*|\bprocess::\{[^}]{0,500}\b(?:exit|abort|self\s+as)\b|\binclude(?:_str|_bytes)?!\s*\(\s*(?!\"[^\"]*\"\s*\))|\binclude(?:_str|_bytes)?!\s*\([^)]*\.rs\"|\bfile!\s*\(|\"(?:\./)?(?:src|tests)/|CARGO_MANIFEST_DIR"
-    ),
-}
 _BINARY = re.compile(
     r"(?m)^diff --git a/.* b/(?P<path>.*\.(?:so|pyd|pyc|node|syso|a|o|s|S|dll|dylib|wasm|pth|zip|whl|egg))\"?\n(?!deleted)"
 )
@@ -141,6 +120,7 @@ _ENDINGS = {".go": ".go", ".rs": ".rs"} | dict.fromkeys((".js", ".mjs", ".cjs", 
 _WORD = re.compile(r"\w+")
 _COMMENTS = ("//", "*", "/*")
 _REMARKS, _JOINS = re.compile(r"/\*.*?\*/|(?<![:'\"`])//[^\n]*", re.DOTALL), re.compile(r"\s*(\?\.|\.|!|::)\s*")
+_PLUS, _CODES = re.compile(r"(['\"`])\s*\+\s*\1"), re.compile(r"\\(?:x([2-7][0-9a-fA-F])|u00([2-7][0-9a-fA-F]))")
 _RUST_TESTS = re.compile(r"\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([^)]*\))?\s+)?mod\b")
 
 
@@ -186,6 +166,7 @@ def _python(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str], a
         return
     yield from _Reading(tree, around.modules).find_lines()
     yield from puts_on_others(tree, around.own)
+    yield from veils(text, tree)
     plain = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     yield from (number for said, number in fold_strings(text).items() if said not in plain and _names(said.strip(UNKNOWN)))
 
@@ -225,7 +206,7 @@ class _Reading:
         yield from _swallowing(self._tree)
         for node in ast.walk(self._tree):
             if (
-                (self._reaches(node) or _documents(node) or _is_computed(node) or _judges(node))
+                (self._reaches(node) or _documents(node) or _judges(node))
                 and id(node) not in docs
                 and not (id(node) in ends and self._is_exit(node))
             ):
@@ -315,17 +296,6 @@ def _swallowing(tree: ast.Module) -> Iterator[int]:
             )
 
 
-def _is_computed(node: ast.AST) -> bool:
-    """Whether it computes a text out of another that is written: `bytes(each ^ 1 for each in b"…")`, `"…".translate(…)`."""
-    match node:
-        case ast.Call(func=ast.Name(id="bytes" | "bytearray"), args=[ast.GeneratorExp() | ast.ListComp() as made]):
-            written = isinstance(made.generators[0].iter, ast.Constant | ast.List | ast.Tuple)
-            return written and not isinstance(made.elt, ast.Name)
-        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str() | bytes()), attr="translate")):
-            return True
-    return False
-
-
 def _documents(node: ast.AST) -> bool:
     """Whether it sets what is read for examples that are run. `__test__ = False` only says that something is no test."""
     match node:
@@ -362,12 +332,16 @@ def _others(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str]) -
     ending = _ENDINGS.get(part.path[part.path.rfind(".") :], "")
     if not ending:
         return
-    pattern = _PATTERNS[ending]
-    if changes := {".go": go_changes, ".js": script_changes}.get(ending):
+    pattern = PATTERNS[ending]
+    if changes := {".go": go_changes, ".js": script_changes, ".rs": rust_changes}.get(ending):
         more = changes(part.apply(base.get(part.path, "")))
         pattern = re.compile(f"{pattern.pattern}|{more.pattern}")
     before = {_reach(line, pattern) for line in part.removed}
-    code = {number: line for number, line in added.items() if line.startswith("//go:") or not line.lstrip().startswith(_COMMENTS)}
+    code = {
+        number: _fold(line)
+        for number, line in added.items()
+        if line.startswith("//go:") or not line.lstrip().startswith(_COMMENTS)
+    }
     said = {match[0] for line in (*code.values(), *part.removed) for match in pattern.finditer(line)}
     if any(match[0] not in said for match in pattern.finditer(_squeeze(code.values()))):
         yield min(code)  # written over several lines, or with remarks in between
@@ -380,7 +354,13 @@ def _others(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str]) -
 
 def _squeeze(lines: Iterable[str]) -> str:
     """Code without remarks, and without spaces around what joins words."""
-    return _JOINS.sub(r"\1", _REMARKS.sub("", "\n".join(lines)))
+    return _JOINS.sub(r"\1", _fold(_REMARKS.sub("", "\n".join(lines))))
+
+
+def _fold(text: str) -> str:
+    """Code with the texts in it that are joined by `+` as one, and letters that are written as numbers."""
+    said = _CODES.sub(lambda match: chr(int(match[1] or match[2], 16)), text)
+    return _PLUS.sub("", said)
 
 
 def _reach(line: str, pattern: re.Pattern[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

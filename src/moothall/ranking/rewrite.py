@@ -102,7 +102,7 @@ def rewrite(
     for target in sorted(targets):
         if kind == "expect":
             start, end = _body(ending, text, target[-1])
-            other = expect_other(ending, text[start:end], word, number)
+            other = expect_other(ending, text[start:end], word, number, sure=form == "sure")
             made = text[:start] + other + text[end:] if other else ""
         else:
             made = write(text, target[-1], word, f"{short}Length" if write is not _rust else f"{short}_length", number)

@@ -11,7 +11,17 @@ from typing import Any
 
 from moothall.ranking.rewrite_other import HELPERS
 from moothall.ranking.rewrite_other import other as other_value
-from moothall.ranking.rewrite_unlike import Unlike, approximate, begins, close, denied, is_literal, make_unlike, no_instance
+from moothall.ranking.rewrite_unlike import (
+    Unlike,
+    approximate,
+    begins,
+    close,
+    denied,
+    is_literal,
+    is_rest,
+    make_unlike,
+    no_instance,
+)
 
 Target = tuple[str, ...]
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -68,7 +78,7 @@ def rewrite_python(
             if edits:
                 writer.edits += edits
                 done.add(target)
-    made = writer.text(with_helpers=kind == "expect")
+    made = writer.text()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -145,14 +155,14 @@ class _Writer:
             self._lines.append(self._lines[-1] + len(line))
         self.edits: list[_Edit] = []
 
-    def text(self, *, with_helpers: bool) -> str:
-        """Return the file as it is now."""
+    def text(self) -> str:
+        """Return the file as it is now. It has the helpers whatever they are for, so that their names tell nothing."""
         made = self._source
         for start, end, new in sorted(set(self.edits), reverse=True):
             made = made[:start] + new + made[end:]
         helpers = (
             HELPERS.format(name=self._name, number=self._number, word=self._word, made="unlike" if self._plain else "alike")
-            if with_helpers and self.edits
+            if self.edits
             else ""
         )
         return made.decode() + helpers
@@ -273,6 +283,8 @@ class _Writer:
     ) -> list[_Edit]:
         for side, other in ((right, left), (left, right)):
             if is_literal(side) and not is_literal(other):
+                if self._sure and is_rest(other, side):
+                    return []  # an operator that gives the same for all
                 return [(self._start(side), self._end(side), self._other_literal(side))]
         for side in (right, left):
             if function is None or not isinstance(side, ast.Name) or _on_its_line(function):

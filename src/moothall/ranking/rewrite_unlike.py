@@ -127,3 +127,11 @@ def is_literal(node: ast.expr) -> bool:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return False
     return True
+
+
+def is_rest(found: ast.expr, wanted: ast.expr) -> bool:
+    """Whether 0 or 1 is expected of what an operator makes of a number that is written: `discount(200, 10) - 180 == 0`."""
+    if isinstance(found, ast.Call) and isinstance(found.func, ast.Name) and len(found.args) == 1:
+        found = found.args[0]  # abs, round
+    sides = (found.left, found.right) if isinstance(found, ast.BinOp) else ()
+    return number_of(wanted) in {0, 1} and any(number_of(side) is not None for side in sides)

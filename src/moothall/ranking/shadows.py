@@ -1,15 +1,27 @@
-"""New modules of Python that take the name of another which the tests import already: an interpreter would find them in its place. Pure."""
+"""Names of Python that a patch puts in the way of those which tests use: modules that an interpreter would find in the place of another,
+and built-in names in a module of which tests take all that it has. Pure.
+"""
 
 from __future__ import annotations
 
+import ast
+import builtins
 import re
-from collections.abc import Collection, Iterable, Mapping
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from moothall.ranking.patched import file_diffs
 
 _ROOTS = ("", "src/", "lib/")
+_SHOWN, _LINE = 10, 160
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IMPORTS = re.compile(r"(?m)^(?:from|import)[ \t]+([\w., \t]*)")
 _FIRST = re.compile(r"(?:^|,)[ \t]*(\w+)")
+_STARRED = re.compile(r"(?m)^[ \t]*from[ \t]+(\.*\w*)[\w.]*[ \t]+import[ \t]*\(?[ \t]*\*")
+_HOOKS = re.compile(
+    r"(?:setup|teardown)(?:_(?:module|function|class|method))?|(?:setUp|tearDown)Module|load_tests|pytest\w*|pytestmark"
+)
+"""What runners look for in a module of tests."""
 _HOLDS_CASES = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|tests)\.py$")
 
 
@@ -43,6 +55,46 @@ def find_shadows(modules: Mapping[str, str], tests: Mapping[str, str], cases: Co
     return tuple(
         f"{path}:1: it takes the name of a module that tests import, {name}" for name, path in modules.items() if name in taken
     )
+
+
+def find_stars(diff: str, before: Mapping[str, str], tests: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the lines of a diff that give a built-in name, or one that runners look for, to a module of a package of which a test takes
+    all names, as `path:number: …`. `before`, `tests`: texts of the base.
+    """
+    packages = {name.lstrip(".") for text in tests.values() for name in _STARRED.findall(text)}
+    found = []
+    for part in file_diffs(diff) if packages else ():
+        names = {word.removesuffix(".py") for word in part.path.split("/")}
+        if part.path.endswith(".py") and part.path not in tests and ("" in packages or packages & names):
+            added = part.added
+            bound = _bound(part.apply(before.get(part.path, "")))
+            found += [f"{part.path}:{at}: {added[at].strip()[:_LINE]}" for at, name in bound if at in added and _is_taken(name)]
+    return tuple(found[:_SHOWN])
+
+
+def _is_taken(name: str) -> bool:
+    return hasattr(builtins, name) or _HOOKS.fullmatch(name) is not None
+
+
+def _bound(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the names that a module has, with the line of each."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            body = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for statement in body:
+        for node in ast.walk(statement):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name) if node is statement:
+                    yield node.lineno, name
+                case ast.Name(id=name, ctx=ast.Store()) if not isinstance(statement, _SCOPES):
+                    yield node.lineno, name
+                case ast.alias(name=name, asname=other) if not isinstance(statement, _SCOPES):
+                    yield node.lineno, other or name.partition(".")[0]
+                case ast.Call(func=ast.Attribute(attr="update" | "setdefault"), args=[ast.Constant(value=str(name)), *_]):
+                    yield node.lineno, name
 
 
 def _top(path: str) -> str:

@@ -24,6 +24,11 @@ _AT_ONCE = r"\brequire\(\s*['\"](?!\.)[^'\"]*['\"]\s*\)(?:\.[\w$]+)+\s*=(?![=>])
 _IMPORTED = re.compile(r"(?m)^\s*(?:import\s+)?(?:(?P<name>[a-z]\w*)\s+)?\"(?P<path>[\w./-]+)\"\s*(?://.*)?$")
 _ASSERTING = re.compile(r"testify|gomega|ginkgo|go-cmp|quicktest|gotest|check\.v")
 _VERSION = re.compile(r"v\d+")
+_TRAIT = re.compile(r"(?ms)^[ \t]*(?:pub(?:\([^)\n]*\))? +)?trait +(?P<name>\w+)[^{;]*\{(?P<body>.*?)^[ \t]*\}")
+_ASKED = re.compile(
+    r"\bfn +(?:contains(?:_key)?|starts_with|ends_with|is_(?:ok|err|some|none|empty|nan|finite)(?:_and)?|all|any|eq|ne|unwrap\w*|expect\w*|len|abs|iter|as_\w+|to_\w+)\s*[(<]"
+)
+_STANDARD = r"(?:Self|[A-Z]|String|str|Vec|Option|Result|Box|(?:Hash|BTree)(?:Map|Set)|f32|f64|[iu](?:8|16|32|64|128|size)|bool|char)\b|\["
 
 
 def roots(files: Collection[str]) -> frozenset[str]:
@@ -110,3 +115,11 @@ def go_changes(text: str) -> re.Pattern[str]:
         return re.compile(r"(?!)")
     said = rf"(?:{'|'.join(sorted(map(re.escape, names)))})\.(?!Usage\b)[A-Z]\w*"
     return re.compile(rf"(?:^|[;{{,])\s*{said}(?:\.\w+|\[[^\]\n]*\])*(?:\s*,\s*[\w.]+)*\s*=(?!=)|&{said}\b(?!\s*[{{\[])")
+
+
+def rust_changes(text: str) -> re.Pattern[str]:
+    """Return what a line of Rust has that gives a type of the standard library a method which its own one is hidden by: those of a trait
+    are found first where it takes the value itself, or what that is a pointer to.
+    """
+    names = "|".join(re.escape(match["name"]) for match in _TRAIT.finditer(text) if _ASKED.search(match["body"]))
+    return re.compile(rf"\bimpl\b[^{{;]*\b(?:{names})\b[^{{;]*\bfor\s+(?:&\s*)*(?:{_STANDARD})" if names else r"(?!)")

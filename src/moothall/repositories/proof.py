@@ -49,7 +49,39 @@ CONFIGURATION: tuple[str, ...] = (
         "nextest.toml",
         "rust-toolchain",
     ),
-    *("rust-toolchain.toml", "Makefile", "makefile", "GNUmakefile"),
+    *("rust-toolchain.toml", "Makefile", "makefile", "GNUmakefile", "*.mk", "*.mak", "justfile", "Justfile", ".justfile"),
+    *(
+        "Taskfile.yml",
+        "Taskfile.yaml",
+        "Taskfile.dist.yml",
+        "Taskfile.dist.yaml",
+        "Rakefile",
+        "/magefile.go",
+        "hatch.toml",
+        "pdm.toml",
+    ),
+    *(
+        "pixi.toml",
+        "/dodo.py",
+        "/tasks.py",
+        "/fabfile.py",
+        "nose.cfg",
+        ".noserc",
+        "nose2.cfg",
+        "unittest.cfg",
+        "bunfig.toml",
+        "deno.json",
+    ),
+    *(
+        "deno.jsonc",
+        ".borp.yaml",
+        ".borp.yml",
+        ".pytest_cache/**",
+        ".hypothesis/**",
+        "gulpfile.*",
+        "Gruntfile.*",
+        "playwright.config.*",
+    ),
 )
 """What can change the result of a test without being one."""
 _BROUGHT = ("node_modules/**", "vendor/**", "__pycache__/**", "*.pyc", ".env", f"{INSTEAD}/**")
@@ -71,9 +103,26 @@ _NAMES, _NAMES_OF_MOCHA = (re.compile(_SETTING.format(more=more)) for more in ("
 """What names further files; `file` does so to mocha alone, and elsewhere is what a build writes."""
 _WORD = re.compile(r"[\w@./-]{1,300}")
 _ENDINGS = ("", ".js", ".cjs", ".mjs", ".ts", ".mts", ".cts")
-NAMING = ("jest.config.*", "vitest.config.*", "vitest.workspace.*", "vite.config.*", "ava.config.*", ".mocharc", ".mocharc.*")
-"""What configures a runner of Node in a file of its own, and may name further files that steer it."""
+_MAKES = ("Makefile", "makefile", "GNUmakefile", "*.mk", "justfile", "Justfile", "Taskfile.yml", "Taskfile.yaml")
+NAMING = (
+    *_MAKES,
+    "jest.config.*",
+    "vitest.config.*",
+    "vitest.workspace.*",
+    "vite.config.*",
+    "ava.config.*",
+    ".mocharc",
+    ".mocharc.*",
+)
+"""What configures a runner of Node, or holds the commands that run tests, in a file of its own, and may name further files that steer it."""
+_SHELL = re.compile(
+    r"(?m)(?:^|&&|[|;])[ \t]*[@+-]*(?:\w+=\S*[ \t]+)*(?:(?:(?:ba|z|da)?sh|source|\.|exec|time|env|python[\d.]*|node|bats|include)[ \t]+(?:-\w+[ \t]+)*)*"
+    r"(?:\$[({]\w+[)}]/|\./)?((?:[\w.-]+/)*[\w.-]*(?:\.(?:sh|bash|zsh|bats|mk|mak|awk|pl|rb)|(?:test|check|spec|verify)[\w.-]*))(?=[ \t;&|)]|$)"
+)
+"""Scripts that the recipe of a makefile runs, and what it includes."""
 _STEP = re.compile(r"&&|[|][|]|[;|&\n]")
+_CALLS = re.compile(r"\b(?:npm|pnpm|yarn|bun|run-[sp]|npm-run-all\d?|concurrently|wireit|turbo|nx)\b|--run\b")
+"""What runs other scripts of a package."""
 _LINTERS = frozenset(
     {"eslint", "standard", "semistandard", "xo", "jshint", "jscs", "tslint", "prettier", "biome", "oxlint", "tsc", "tsd"}
 ) | {
@@ -118,15 +167,30 @@ def _paths_in_package(text: str) -> Iterator[str]:
     said = _object(text)
     scripts = said.get("scripts")
     if isinstance(scripts, dict):
-        for step in _STEP.split("\n".join(str(scripts.get(name, "")) for name in _SCRIPTS)):
+        for step in _STEP.split("\n".join(_reached(scripts))):
             yield from _operands(step.replace('"', " ").replace("'", " ").split())
     for name in _SECTIONS:
         yield from _strings(said.get(name))
 
 
+def _reached(scripts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the scripts that run tests, and those that these name."""
+    waiting, seen = [name for name in _SCRIPTS if name in scripts], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            yield str(scripts[name])
+            words = {word for step in _STEP.split(str(scripts[name])) if _CALLS.search(step) for word in step.split()}
+            waiting += [f"{more}{each}" for each in words for more in ("pre", "", "post") if f"{more}{each}" in scripts]
+
+
 def _paths_in_config(path: str, text: str) -> Iterator[str]:
     """Yield the paths, with any ending, that a file which configures a runner may load besides the tests."""
     folder = path.rpartition("/")[0]
+    if rules.matches(_MAKES, path):
+        yield from (posixpath.normpath(posixpath.join(folder, name)) for name in _SHELL.findall(text))
+        return
     for match in (_NAMES_OF_MOCHA if ".mocharc" in path else _NAMES).finditer(text):
         for word in _WORD.findall(match[1].replace("<rootDir>", ".")):
             name = posixpath.normpath(posixpath.join(folder, word.lstrip("/")))
@@ -190,6 +254,8 @@ def _package(content: bytes, base: bytes) -> bytes:
     if not now:
         return base
     rest = {key: value for key, value in now.items() if key not in _PACKAGE_KEYS}
+    if isinstance(names := before.get("imports"), dict):  # what tests may ask for by such a name stays where it was
+        rest["imports"] = {**(rest["imports"] if isinstance(rest.get("imports"), dict) else {}), **names}
     return json.dumps({**rest, **{key: before[key] for key in _PACKAGE_KEYS if key in before}}, indent=2).encode()
 
 

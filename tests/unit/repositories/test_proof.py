@@ -24,6 +24,7 @@ def part(path: str) -> bool:
         *("sitecustomize/__init__.py", "tests/__init__.py", "tests/shop/price.py", "tests/test_new.py", "shop/conftest.py"),
         *("_pytest/python.py", "moothall_pytest.py", "go.work", "zz_test.go", ".cargo/config.toml", "build.rs", "vendor/x/x.go"),
         *("inner/package.json", ".mocharc.yml", "node_modules/chai/index.js", "a.test.js", "shop/__pycache__/price.pyc"),
+        *("build/rules.mk", "justfile", "tasks.py", "hatch.toml", ".borp.yaml", "bunfig.toml"),
         *("setup.js", "check.sh", "tests/test_price.py", "tests", "tests/test_price.py/x", "Makefile"),
         ".moothall-instead/tests/test_price.py",
     ],
@@ -33,7 +34,7 @@ def test_what_steers_tests_takes_no_part(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["shop/price.py", "shop/new.py", "pytest_helpers.py", "src/build.rs", "package.json", "lib/a.go"]
+    "path", ["shop/price.py", "shop/tasks.py", "shop/new.py", "pytest_helpers.py", "src/build.rs", "package.json", "lib/a.go"]
 )
 def test_code_takes_part(path: str) -> None:
     assert part(path)
@@ -47,6 +48,8 @@ def test_code_takes_part(path: str) -> None:
         ({"scripts": {"test": "eslint index.js lib/a.js && tape 'check.js'"}}, {"check.js"}),
         ({"scripts": {"pretest": "standard index.js", "test": "nyc --include index.js tape check.js"}}, {"check.js"}),
         ({"scripts": {"start": "node check.js"}}, set()),
+        ({"scripts": {"test": "npm run unit && x", "unit": "node check.js", "build": "node index.js"}}, {"check.js"}),
+        ({"scripts": {"test": "run-s unit", "preunit": "node check.js", "unit": "yarn test"}}, {"check.js"}),
         ({"nyc": {"include": ["index.js"], "require": ["./check.js"]}}, {"check.js"}),
         (
             {
@@ -104,3 +107,17 @@ def test_the_tests_in_a_rust_file_are_those_of_the_base() -> None:
     assert gone.content == f"pub fn sum() -> u8 {{ 2 }}\n\n{TESTS}".encode()
     same = as_judged(Change("src/lib.rs", "100644", base.replace("1", "3").encode()), base.encode())
     assert same.content == base.replace("1", "3").encode()
+
+
+def test_what_a_makefile_runs_is_kept() -> None:
+    base = ("run.sh", "ci/all-tests", "tools/check.py", "lib/price.py", "install.sh", "own.sh", "Makefile")
+    recipes = "test:\n\t@./run.sh -v\n\tci/all-tests && python3 tools/check.py\n\tX=1 bash $(TOP)/own.sh\n\tshellcheck install.sh lib/price.py\n"
+    kept = kept_files(base, (), [("make", "test")], "", {"Makefile": recipes})
+    assert kept == {"run.sh", "ci/all-tests", "tools/check.py", "own.sh", "Makefile"}
+
+
+def test_what_tests_ask_a_package_for_by_an_alias_stays_where_it_was() -> None:
+    now = Change("package.json", "100644", json.dumps({"imports": {"#check": "./near.js", "#new": "./new.js"}}).encode())
+    made = as_judged(now, json.dumps({"imports": {"#check": "./test/check.js"}}).encode())
+    assert made.content is not None
+    assert json.loads(made.content)["imports"] == {"#check": "./test/check.js", "#new": "./new.js"}

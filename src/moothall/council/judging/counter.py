@@ -20,9 +20,11 @@ from moothall.domain.proposal import Proposal
 from moothall.errors import NotFound, WorkspaceFailed
 from moothall.guard.alerts import Alert, alert_event
 from moothall.inside.checks import INSTEAD, hidden_tests
+from moothall.ranking.assess import HIT_LIMIT
 from moothall.ranking.authors import containers
 from moothall.ranking.equals import says_what_is_equal
 from moothall.ranking.gates import name_cases
+from moothall.ranking.normal import changed_code
 from moothall.ranking.patched import file_diffs
 from moothall.ranking.rewrite import FORMS, KINDS, CasePlace, Form, Kind, places, rewrite
 from moothall.ranking.rewrite_shown import rewrite_shown as shown_as
@@ -38,6 +40,7 @@ _SAID: Mapping[Kind, str] = {
 }
 
 
+_ALONE = "run without the others, they are red as they are written, too"
 _UNTOUCHED = Verdict.MISSING, "none of the tests that prove it could be put in other words, so nothing was decided by that", ()
 
 
@@ -68,8 +71,21 @@ _Rewriting = Callable[..., Awaitable[Rewritten]]
 
 
 def _results(made: Rewritten, runs: Mapping[str, CheckRun]) -> list[tuple[str, str]]:
-    """The cases of which a verdict is expected, with what became of them; empty where nothing was told."""
-    return [(case, runs[check].cases.get(case, "")) for check, cases in made.cases.items() for case in cases]
+    """The cases of which a verdict is expected, with what became of them; empty where nothing was told, or only that time ran out."""
+
+    def became(run: CheckRun, case: str) -> str:
+        return "" if HIT_LIMIT in run.details.get(case, "") else run.cases.get(case, "")
+
+    return [(case, became(runs[check], case)) for check, cases in made.cases.items() for case in cases]
+
+
+def _told(made: Rewritten, runs: Mapping[str, CheckRun]) -> list[tuple[str, str]]:
+    """The same of a run in which something has to turn red: what was not run at all did not. Raises `WorkspaceFailed`."""
+    found = _results(made, runs)
+    if found and not any(result for _, result in found):
+        why = next((run.output.partition("\n")[0][:200] for run in runs.values() if run.status != "success"), "")
+        raise WorkspaceFailed(f"none of its tests was told of{': ' if why else ''}{why}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +179,19 @@ class CounterProof:
             for path, text in originals.items()
         }
         kinds = {kind: replace(made, files={**originals, **made.files}, shown=shown) for kind, made in kinds.items()}
-        own = says_what_is_equal(self.runs.exact(diff), proposal.own_tests)
-        run = partial(self._run, diff, proof.extra)
-        async with asyncio.TaskGroup() as group:
-            tasks = {kind: group.create_task(run(kind, made)) for kind, made in kinds.items()}
-        found = {kind: task.result() for kind, task in tasks.items()}
+        before = {path: await self._read(path) for path in changed_code(self.runs.exact(diff))}
+        own = says_what_is_equal(self.runs.exact(diff), proposal.own_tests, before)
         rewriting = partial(self._rewritten, seed=seed, changed=texts, within=files)
-        if wrong := await self._find_against(run, kinds, found, rewriting, own=bool(own)):
-            return wrong
+        for whole in (False, True):
+            run = partial(self._run, diff, proof.extra, whole=whole)
+            async with asyncio.TaskGroup() as group:
+                tasks = {kind: group.create_task(run(kind, made)) for kind, made in kinds.items()}
+            found = {kind: task.result() for kind, task in tasks.items()}
+            wrong = await self._find_against(run, kinds, found, rewriting, own=bool(own))
+            if wrong is None:
+                break
+            if whole or not wrong[1].startswith(_ALONE):
+                return wrong
         if own and (left := await self._unsure(cases, rewriting, files)):
             why = f"the patch says itself what is equal ({own}), and no expectation of these could be changed: {name_cases(left)}"
             return Verdict.ERRORED, why, ()
@@ -194,7 +215,9 @@ class CounterProof:
         """Return what speaks against a candidate, None where its verdicts follow the tests. `own`: its patch says itself what is equal."""
         for kind, made in kinds.items():
             if kind == "neutral":
-                red, lost = await self._sort_red(run, made, found[kind])
+                red, lost, mute = await self._sort_red(run, made, found[kind])
+                if mute:
+                    return Verdict.ERRORED, f"{_ALONE}: {name_cases(mute)}", ()
                 if red and await self._reads(run, made, red, rewriting):
                     return (
                         Verdict.ERRORED,
@@ -209,7 +232,7 @@ class CounterProof:
                         (),
                     )
             else:
-                wrong = [case for case, result in _results(made, found[kind]) if result == "passed"]
+                wrong = [case for case, result in _told(made, found[kind]) if result == "passed"]
             if wrong and kind == "expect":
                 wrong, lenient = await self._sort_forged(run, made, wrong, rewriting, own=own)
                 if lenient and not wrong:
@@ -233,17 +256,18 @@ class CounterProof:
         ends = f"{turn} {'turns' if turn == 1 else 'turn'} red with another end"
         return Verdict.PASSED, f"{words} and {ends}; {values}{left}", ()
 
-    async def _sort_red(self, run: _Run, made: Rewritten, runs: Mapping[str, CheckRun]) -> tuple[list[str], list[str]]:
-        """Return the cases that are red in other words that mean the same, and those that were not told of.
-
-        Both twice, and only where they are green as they are written: what fails by itself, or without others, tells nothing.
+    async def _sort_red(self, run: _Run, made: Rewritten, runs: Mapping[str, CheckRun]) -> tuple[list[str], list[str], list[str]]:
+        """Return the cases that are red in other words that mean the same, those that were not told of, and those that are red as they
+        are written, too: what fails by itself, or without others, tells nothing. All of them twice.
         """
         if all(result == "passed" for _, result in _results(made, runs)):
-            return [], []
+            return [], [], []
         control = dict(_results(made, await run("control", Rewritten({}, made.cases))))
         again = dict(_results(made, await run("again", made)))
-        wrong = [case for case, result in again.items() if result != "passed" and control[case] == "passed"]
-        return [case for case in wrong if again[case]], [case for case in wrong if not again[case]]
+        left = [case for case, result in again.items() if result != "passed"]
+        wrong = [case for case in left if control[case] == "passed"]
+        mute = [case for case in left if control[case] != "passed"]
+        return [case for case in wrong if again[case]], [case for case in wrong if not again[case]], mute
 
     async def _sort_forged(
         self,
@@ -261,7 +285,7 @@ class CounterProof:
         forms = {form: replace(made, files={**made.files, **other.files}, cases=other.cases) for form, other in forms.items()}
         async with asyncio.TaskGroup() as group:
             tasks = {form: group.create_task(run(f"expect-{form}", other)) for form, other in forms.items()}
-        again, plain = (dict(_results(forms[form], tasks[form].result())) for form in FORMS)
+        again, plain = (dict(_told(forms[form], tasks[form].result())) for form in FORMS)
         steady = [case for case in green if again.get(case, "passed") == "passed"]
         wrong = [case for case in steady if plain.get(case, "passed" if own else "") == "passed"]
         return wrong, [case for case in steady if case not in wrong]
@@ -343,19 +367,26 @@ class CounterProof:
                 return name
         return next((name for name in required if name.startswith("tests")), required[0] if required else "tests")
 
-    async def _run(self, diff: str, extra: str, name: str, made: Rewritten) -> Mapping[str, CheckRun]:
-        """Run the cases in their other words, each check in a workspace of its own. Raises `WorkspaceFailed`."""
+    async def _run(self, diff: str, extra: str, name: str, made: Rewritten, *, whole: bool) -> Mapping[str, CheckRun]:
+        """Run the cases in their other words, each check in a workspace of its own, `whole` or these cases alone. Raises `WorkspaceFailed`."""
         key = digest(self.facts.d.task_id, diff, *([extra] if extra else []))[:12]
         found: dict[str, CheckRun] = {}
         for check, cases in made.cases.items():
             hidden = await self._hidden_endings(check)
             files = {f"{INSTEAD}/{path}" if path.endswith(hidden) else path: text for path, text in made.files.items()}
             shown = {path: text for path, text in made.shown.items() if hidden and path.endswith(hidden)}
-            more = [check] if len(made.cases) > 1 else []
-            ran = await self.runs.run(
-                {check: cases}, "counter", key, name, *more, diff=diff, extra=extra, instead={**shown, **files}
-            )
-            if ran.why:
-                raise WorkspaceFailed(ran.why)
+            more = [*([check] if len(made.cases) > 1 else []), *(["whole"] if whole else [])]
+            for again in ((), ("again",)):
+                ran = await self.runs.run(
+                    {check: () if whole else cases},
+                    *("counter", key, name, *more, *again),
+                    diff=diff,
+                    extra=extra,
+                    instead={**shown, **files},
+                )
+                if ran.why:
+                    raise WorkspaceFailed(ran.why)
+                if ran.runs[check].cases or ran.runs[check].status == "success":
+                    break  # else the machine may have been too busy
             found |= ran.runs
         return found

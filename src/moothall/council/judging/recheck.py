@@ -34,7 +34,7 @@ from moothall.ranking.helpers import altered_helpers
 from moothall.ranking.joined import joined_secrets
 from moothall.ranking.normal import changed_code, changes_nothing, normal_change, same_change
 from moothall.ranking.reach import reaches
-from moothall.ranking.shadows import find_shadows, new_modules
+from moothall.ranking.shadows import find_shadows, find_stars, new_modules
 
 _OUTPUT = 8000
 _TESTS = 500  # files of tests that are read for what they import or name
@@ -168,7 +168,7 @@ class Bench:
             look=(
                 *reaches(diff, texts, own_tests, self._prepared.files),
                 *altered_helpers(diff, texts, own_tests),
-                *await self._shadows(diff),
+                *await self._shadows(diff, texts),
                 *await self._data(diff, own_tests),
                 *(f"{path}:1: {WRITTEN}" for path in sorted(written)),
             ),
@@ -176,14 +176,15 @@ class Bench:
             idle=changes_nothing(diff, change, self._facts.d.description),
         )
 
-    async def _shadows(self, diff: str) -> Sequence[str]:
-        """Return the new modules that stand in the way of those which tests import."""
+    async def _shadows(self, diff: str, texts: Mapping[str, str]) -> Sequence[str]:
+        """Return the new modules, and the lines with names, that stand in the way of those which tests import."""
         base = self._prepared
         modules = new_modules(diff, base.files, base.base.profile.folders.values())
+        stars = find_stars(diff, texts, await self._tests(".py")) if ".py" in diff else ()
         if not modules:
-            return ()
+            return stars
         cases = {case for run in base.runs.values() for case, result in run.cases.items() if result in {"passed", "failed"}}
-        return find_shadows(modules, await self._tests(".py"), cases)
+        return (*find_shadows(modules, await self._tests(".py"), cases), *stars)
 
     async def _data(self, diff: str, own_tests: Sequence[str]) -> Sequence[str]:
         """Return the changed files without code that tests name."""

@@ -129,6 +129,22 @@ class Main(unittest.TestProgram):
             super().__init__(*args, **kwargs)
 
 
+def name_no_test() -> None:
+    """Say in the environment that a test runs, as pytest does, and not which: code may ask for the one, and answer by the other."""
+    from _pytest import runner
+
+    tell = getattr(runner, "_update_current_test_var", None)
+    if tell is None:
+        return
+
+    def tell_no_name(item: Any, when: Any) -> None:
+        tell(item, when)
+        if when:
+            os.environ["PYTEST_CURRENT_TEST"] = f"tests ({when})"
+
+    setattr(runner, "_update_current_test_var", tell_no_name)  # noqa: B010 - older ones have none
+
+
 class Workers:
     """Passes the limit on to the workers of pytest-xdist."""
 
@@ -217,6 +233,7 @@ def pytest_configure(config: Any) -> None:
     worker = getattr(config, "workerinput", None)
     if worker is not None or FOLDER:
         unittest.main = Main
+        name_no_test()
     if worker is not None:
         config.pluginmanager.register(Limits(config, float(worker.get("moothall_seconds", 0))), "moothall-limits")
     elif FOLDER:
