@@ -352,7 +352,7 @@ average over a minute stands beside each figure. A workspace in a Job, from bein
 {table(("", "p50, s", "p95, s", "of", "load"), ready)}
 
 The house by role as the chart installs it (api and collector twice, three bus servers that hold each stream three times), {found["at_once"]} callers over gRPC with TLS, a model that answers
-after {found["delay_ms"]} ms, the graph put off; each pod of hosts has {found["slice"].removesuffix("m")} thousandths of a core, so that the hosts are what is waited for:
+after {found["delay_ms"]} ms, the graph put off; each pod of hosts has {found["slice"].removesuffix("m")} thousandths of a core, so that the hosts are what is waited for, as far as the load leaves them that:
 
 {table(("pods of hosts", "deliberations a second", "of one pod's", "median ms", "load"), pods)}
 
