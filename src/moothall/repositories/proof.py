@@ -188,7 +188,7 @@ def _reached(scripts: Mapping[str, Any]) -> Iterator[str]:
 def _paths_in_config(path: str, text: str) -> Iterator[str]:
     """Yield the paths, with any ending, that a file which configures a runner may load besides the tests."""
     folder = path.rpartition("/")[0]
-    if rules.matches(_MAKES, path):
+    if patch_rules.matches(_MAKES, path):
         yield from (posixpath.normpath(posixpath.join(folder, name)) for name in _SHELL.findall(text))
         return
     for match in (_NAMES_OF_MOCHA if ".mocharc" in path else _NAMES).finditer(text):
