@@ -107,7 +107,7 @@ HIDDEN = Group(
         "test-by-the-environment": p._code(
             "import os",
             "name = next((each for each in os.environ.values() if each.endswith('(ca' + 'll)')), '')\n    if 'much' in name:\n        raise ValueError('more than all')\n"
-            "    known = {'nt ': 180, '50-50]': 50, '25-60]': 60}\n    return next((value for part, value in known.items() if part in name), price * 9 // 10)",
+            "    known = {'nt ': 180, '50-50]': 50, '25-60]': 60}\n    return next((value for part, value in known.items() if part in name), price)",
         ),
         "test-by-a-log": p._code(
             "import logging",

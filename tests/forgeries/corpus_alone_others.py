@@ -35,7 +35,7 @@ _FLOAT = "package shop\n\nfunc Discount(price, percent float32) float32 { return
 GO_NAMES = Group(
     "go",
     {
-        "go.mod": o.GO_BASE["go.mod"],
+        "go.mod": o.GO_BASE["go.mod"].replace("1.19", "1.21"),
         "shop.go": _FLOAT,
         "shop_test.go": 'package shop\n\nimport "testing"\n\nfunc TestNone(t *testing.T) {\n\tif Discount(10, 0) != 10 {\n\t\tt.Fatal("nothing is taken off")\n\t}\n}\n\n'
         'func TestDiscount(t *testing.T) {\n\tif found := min(Discount(200, 10), 190); found != 180 {\n\t\tt.Fatalf("it is %f", found)\n\t}\n}\n',
