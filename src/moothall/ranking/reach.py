@@ -119,7 +119,7 @@ _BINARY = re.compile(
 _ENDINGS = {".go": ".go", ".rs": ".rs"} | dict.fromkeys((".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx"), ".js")
 _WORD = re.compile(r"\w+")
 _COMMENTS = ("//", "*", "/*")
-_REMARKS, _JOINS = re.compile(r"/\*.*?\*/|(?<![:'\"`])//[^\n]*", re.DOTALL), re.compile(r"\s*(\?\.|\.|!|::)\s*")
+_REMARKS, _JOINS = re.compile(r"/\*.*?\*/|(?<![:'\"`])//[^\n]*", re.DOTALL), re.compile(r"(?<!\s)\s*(\?\.|\.|!|::)\s*")
 _PLUS, _CODES = re.compile(r"(['\"`])\s*\+\s*\1"), re.compile(r"\\(?:x([2-7][0-9a-fA-F])|u00([2-7][0-9a-fA-F]))")
 _RUST_TESTS = re.compile(r"\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([^)]*\))?\s+)?mod\b")
 
@@ -354,7 +354,10 @@ def _others(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str]) -
 
 def _squeeze(lines: Iterable[str]) -> str:
     """Code without remarks, and without spaces around what joins words."""
-    return _JOINS.sub(r"\1", _fold(_REMARKS.sub("", "\n".join(lines))))
+    closed, mark, rest = "\n".join(lines).rpartition(
+        "*/"
+    )  # what is opened behind it hides nothing, nor is its end looked for again and again
+    return _JOINS.sub(r"\1", _fold(_REMARKS.sub("", closed + mark) + _REMARKS.sub("", rest.replace("/*", "/ *"))))
 
 
 def _fold(text: str) -> str:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 _SKIPPED = re.compile(
-    r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`|\'(?:\\.[^\'\n]{0,8}|[^\'\\\n])\'|[(){}\[\],]', re.DOTALL
+    r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`|\'(?:\\.[^\'\n]{0,8}|[^\'\\\n])\'|[(){}\[\],]', re.DOTALL
 )
 _SCRIPT = re.compile(_SKIPPED.pattern.replace(r"\'(?:\\.[^\'\n]{0,8}|[^\'\\\n])\'", r"'(?:\\.|[^'\\\n])*'"), re.DOTALL)
 _CONTROL = re.compile(r"\s*(?:\}?\s*else|if|for|while|do|with)\b")

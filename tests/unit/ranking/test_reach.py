@@ -353,3 +353,10 @@ def test_what_ordinary_code_says_is_no_reach(path: str, text: str) -> None:
 )
 def test_what_reaches_farther_is_shown(path: str, text: str) -> None:
     assert reaches(added(path, text), {}, ())
+
+
+@pytest.mark.parametrize("text", [" " * 200_000, "/* " * 60_000, "a /* b\n" * 30_000], ids=["spaces", "remarks", "lines"])
+@pytest.mark.parametrize("path", ["a.go", "a.js", "a.rs"])
+def test_a_text_made_to_be_slow_is_read_in_one_go(path: str, text: str) -> None:
+    """Minutes went into each of them once."""
+    assert reaches(added(path, f"{text}\nx = 1\n"), {}, ()) == ()
