@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -21,19 +20,13 @@ from moothall.bus.nats.server import embedded_server
 from moothall.bus.registry import DURABLES, STREAMS
 from moothall.config import BusSettings, environment
 from support.recovery.scene import PACKAGES
+from support.servers import free_port
 
 Kind = Literal["serve", "collector", "host", "executor", "bus", "model"]
 KINDS: tuple[Kind, ...] = ("serve", "collector", "host", "executor", "bus", "model")
 _STOP_SECONDS = 40.0
 _AGAIN_SECONDS = 0.05
 _CONSUMER_SECONDS = 90.0  # a killed reader's own consumer goes after a minute without it
-
-
-def free_port() -> int:
-    """Return a port of the loopback that nobody listens on now."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 @dataclass(slots=True)
