@@ -15,7 +15,7 @@ _LINE = 160
 _CODE = (".py", ".pyi", ".go", ".rs", ".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx")
 _EQUALS = re.compile(
     r"__(?:eq|ne|lt|le|gt|ge|contains|bool|r?(?:sub|mod|truediv|floordiv|xor)|instancecheck|subclasscheck|subclasshook)__|Symbol\.hasInstance"
-    r"|^\s*class\s+\w+\s*\((?:[^()]*,\s*)?(?:str|bytes|int|float|complex|list|tuple|dict|set|frozenset)\s*\)|\bimpl\b[^{]*\b(?:Partial(?:Eq|Ord)|Sub)\b|\bfn (?:eq|ne|partial_cmp|cmp|sub)\s*\("
+    r"|^\s*class\s+\w+\s*\((?:[^()]*,\s*)?(?:str|bytes|int|float|complex|list|tuple|dict|set|frozenset)\s*\)|\bimpl\b(?:[^{]{0,2000}\b(?:Partial(?:Eq|Ord)|Sub)\b|[^{]{2000})|\bfn (?:eq|ne|partial_cmp|cmp|sub)\s*\("
     r"|\)\s+(?:Equal|Is|Compare|Cmp)\(|asymmetricMatch|\bcompare=False"
     r"|\bextends\s+(?:String|Number|Array|Boolean|Date|RegExp|Map|Set)\b|\bnew Proxy\b"
     r"|\b(?:includes|startsWith|endsWith|indexOf|match|search|some|every)\s*(?::\s*(?:function\b|\([^()\n]*\)\s*=>|\w+\s*=>)|\([^()\n]*\)\s*\{)"
@@ -50,17 +50,16 @@ def says_what_is_equal(diff: str, own_tests: Iterable[str], base: Mapping[str, s
 
 def _heads(part: FileDiff, before: str) -> Iterator[tuple[int, str]]:
     """Yield the heads of the methods in which lines are other ones."""
-    lines = part.apply(before).split("\n")
-    for number in part.added:
-        room = _indent(lines[number - 1]) if number <= len(lines) else 0
-        for at in range(min(number, len(lines)) - 1, 0, -1):
-            line = lines[at - 1]
-            if line.strip() and _indent(line) < room:
-                room = _indent(line)
-                if _METHOD.search(line):
-                    yield at, line
-            if not room:
-                break
+    added = part.added
+    above: list[tuple[int, int, str]] = []  # what a line stands in: indent, number and text of each, outermost first
+    for number, line in enumerate(part.apply(before).split("\n"), 1):
+        if not line.strip():
+            continue
+        while above and above[-1][0] >= _indent(line):
+            above.pop()
+        if number in added:
+            yield from ((at, head) for _, at, head in above if _METHOD.search(head))
+        above.append((_indent(line), number, line))
 
 
 def _indent(line: str) -> int:

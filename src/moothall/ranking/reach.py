@@ -354,9 +354,8 @@ def _others(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str]) -
 
 def _squeeze(lines: Iterable[str]) -> str:
     """Code without remarks, and without spaces around what joins words."""
-    closed, mark, rest = "\n".join(lines).rpartition(
-        "*/"
-    )  # what is opened behind it hides nothing, nor is its end looked for again and again
+    # What is opened behind the last end hides nothing, nor is its end looked for again and again.
+    closed, mark, rest = "\n".join(lines).rpartition("*/")
     return _JOINS.sub(r"\1", _fold(_REMARKS.sub("", closed + mark) + _REMARKS.sub("", rest.replace("/*", "/ *"))))
 
 

@@ -360,3 +360,8 @@ def test_what_reaches_farther_is_shown(path: str, text: str) -> None:
 def test_a_text_made_to_be_slow_is_read_in_one_go(path: str, text: str) -> None:
     """Minutes went into each of them once."""
     assert reaches(added(path, f"{text}\nx = 1\n"), {}, ()) == ()
+
+
+@pytest.mark.parametrize("text", ["#[cfg(" * 60_000, "use " * 60_000], ids=["attributes", "uses"])
+def test_what_is_too_long_to_be_read_in_rust_is_shown(text: str) -> None:
+    assert reaches(added("a.rs", text), {}, ())
