@@ -63,7 +63,6 @@ CONFIGURATION: tuple[str, ...] = (
     *(
         "pixi.toml",
         "/dodo.py",
-        "/tasks.py",
         "/fabfile.py",
         "nose.cfg",
         ".noserc",
@@ -116,11 +115,14 @@ NAMING = (
 )
 """What configures a runner of Node, or holds the commands that run tests, in a file of its own, and may name further files that steer it."""
 _SHELL = re.compile(
-    r"(?m)(?:^|&&|[|;])[ \t]*[@+-]*(?:\w+=\S*[ \t]+)*(?:(?:(?:ba|z|da)?sh|source|\.|exec|time|env|python[\d.]*|node|bats|include)[ \t]+(?:-\w+[ \t]+)*)*"
-    r"(?:\$[({]\w+[)}]/|\./)?((?:[\w.-]+/)*[\w.-]*(?:\.(?:sh|bash|zsh|bats|mk|mak|awk|pl|rb)|(?:test|check|spec|verify)[\w.-]*))(?=[ \t;&|)]|$)"
+    r"(?m)(?:^|&&|[|;])[ \t]*+[@+-]*+(?:\w++=\S*+[ \t]++)*+(?:(?:(?:ba|z|da)?sh|source|\.|exec|time|env|python[\d.]*+|node|bats|include)[ \t]++(?:-\w++[ \t]++)*+)*+"
+    r"(?:\$[({]\w++[)}]/|\./)?+([\w./-]++)(?=[ \t;&|)]|$)"
 )
-"""Scripts that the recipe of a makefile runs, and what it includes."""
+"""What the recipe of a makefile runs, and what it includes."""
+_SCRIPT = re.compile(r"(?:\.(?:sh|bash|zsh|bats|mk|mak|awk|pl|rb)|(?:test|check|spec|verify)[\w.-]*)\Z")
+"""Of these, a script by its name, which may decide what a test comes to."""
 _STEP = re.compile(r"&&|[|][|]|[;|&\n]")
+_INVOKES = frozenset({"invoke", "inv"})
 _CALLS = re.compile(r"\b(?:npm|pnpm|yarn|bun|run-[sp]|npm-run-all\d?|concurrently|wireit|turbo|nx)\b|--run\b")
 """What runs other scripts of a package."""
 _LINTERS = frozenset(
@@ -144,7 +146,10 @@ def kept_files(
     `package` is the text of the base's package.json, empty where there is none; `configuration` those of files that are `NAMING`.
     """
     patterns = (*protected, *CONFIGURATION)
+    commands = tuple(commands)
     named = {path for command in commands for path in _operands(command)} | set(_paths_in_package(package))
+    if any(posixpath.basename(word) in _INVOKES for command in commands for word in command):
+        named.add("tasks.py")  # elsewhere it is code like any other
     named |= {name for path, text in configuration.items() for name in _paths_in_config(path, text)}
     kept = {path for path in existed if patch_rules.matches(patterns, path) or path in named}
     return frozenset(path for path in kept if path.rpartition("/")[2] != "package.json")
@@ -189,7 +194,8 @@ def _paths_in_config(path: str, text: str) -> Iterator[str]:
     """Yield the paths, with any ending, that a file which configures a runner may load besides the tests."""
     folder = path.rpartition("/")[0]
     if patch_rules.matches(_MAKES, path):
-        yield from (posixpath.normpath(posixpath.join(folder, name)) for name in _SHELL.findall(text))
+        scripts = (name for name in _SHELL.findall(text) if _SCRIPT.search(posixpath.basename(name)))
+        yield from (posixpath.normpath(posixpath.join(folder, name)) for name in scripts)
         return
     for match in (_NAMES_OF_MOCHA if ".mocharc" in path else _NAMES).finditer(text):
         for word in _WORD.findall(match[1].replace("<rootDir>", ".")):

@@ -24,7 +24,7 @@ def part(path: str) -> bool:
         *("sitecustomize/__init__.py", "tests/__init__.py", "tests/shop/price.py", "tests/test_new.py", "shop/conftest.py"),
         *("_pytest/python.py", "moothall_pytest.py", "go.work", "zz_test.go", ".cargo/config.toml", "build.rs", "vendor/x/x.go"),
         *("inner/package.json", ".mocharc.yml", "node_modules/chai/index.js", "a.test.js", "shop/__pycache__/price.pyc"),
-        *("build/rules.mk", "justfile", "tasks.py", "hatch.toml", ".borp.yaml", "bunfig.toml"),
+        *("build/rules.mk", "justfile", "hatch.toml", ".borp.yaml", "bunfig.toml"),
         *("setup.js", "check.sh", "tests/test_price.py", "tests", "tests/test_price.py/x", "Makefile"),
         ".moothall-instead/tests/test_price.py",
     ],
@@ -34,7 +34,17 @@ def test_what_steers_tests_takes_no_part(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["shop/price.py", "shop/tasks.py", "shop/new.py", "pytest_helpers.py", "src/build.rs", "package.json", "lib/a.go"]
+    "path",
+    [
+        "shop/price.py",
+        "tasks.py",
+        "shop/tasks.py",
+        "shop/new.py",
+        "pytest_helpers.py",
+        "src/build.rs",
+        "package.json",
+        "lib/a.go",
+    ],
 )
 def test_code_takes_part(path: str) -> None:
     assert part(path)
@@ -107,6 +117,16 @@ def test_the_tests_in_a_rust_file_are_those_of_the_base() -> None:
     assert gone.content == f"pub fn sum() -> u8 {{ 2 }}\n\n{TESTS}".encode()
     same = as_judged(Change("src/lib.rs", "100644", base.replace("1", "3").encode()), base.encode())
     assert same.content == base.replace("1", "3").encode()
+
+
+def test_a_root_file_tasks_is_code_but_where_a_check_runs_it() -> None:
+    assert kept_files(("tasks.py", "a.py"), (), [("pytest",)], "", {}) == frozenset()
+    assert kept_files(("tasks.py", "a.py"), (), [("python", "-m", "invoke", "test")], "", {}) == {"tasks.py"}
+
+
+def test_a_makefile_made_to_be_slow_is_read_in_one_go() -> None:
+    recipes = "test:\n\t" + "test" * 100_000 + "!\n" + "bash -x " * 50_000 + "\n" + "a=b " * 50_000 + "\n"
+    assert kept_files(("run.sh",), (), [("make", "test")], "", {"Makefile": recipes}) == frozenset()
 
 
 def test_what_a_makefile_runs_is_kept() -> None:
