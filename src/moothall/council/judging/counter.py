@@ -40,7 +40,6 @@ _SAID: Mapping[Kind, str] = {
 }
 
 
-_ALONE = "run without the others, they are red as they are written, too"
 _UNTOUCHED = Verdict.MISSING, "none of the tests that prove it could be put in other words, so nothing was decided by that", ()
 
 
@@ -86,6 +85,10 @@ def _told(made: Rewritten, runs: Mapping[str, CheckRun]) -> list[tuple[str, str]
         why = next((run.output.partition("\n")[0][:200] for run in runs.values() if run.status != "success"), "")
         raise WorkspaceFailed(f"none of its tests was told of{': ' if why else ''}{why}")
     return found
+
+
+class _RedAlone(Exception):
+    """Cases that are red as they are written, too, where the others do not run: the first argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +190,16 @@ class CounterProof:
             async with asyncio.TaskGroup() as group:
                 tasks = {kind: group.create_task(run(kind, made)) for kind, made in kinds.items()}
             found = {kind: task.result() for kind, task in tasks.items()}
-            wrong = await self._find_against(run, kinds, found, rewriting, own=bool(own))
-            if wrong is None:
-                break
-            if whole or not wrong[1].startswith(_ALONE):
+            try:
+                wrong = await self._find_against(run, kinds, found, rewriting, own=bool(own))
+            except _RedAlone as error:
+                if whole:
+                    why = f"in whole runs they are red as they are written, too: {name_cases(error.args[0])}"
+                    return Verdict.ERRORED, why, ()
+                continue
+            if wrong is not None:
                 return wrong
+            break
         if own and (left := await self._unsure(cases, rewriting, files)):
             why = f"the patch says itself what is equal ({own}), and no expectation of these could be changed: {name_cases(left)}"
             return Verdict.ERRORED, why, ()
@@ -212,12 +220,15 @@ class CounterProof:
         *,
         own: bool,
     ) -> tuple[Verdict, str, Sequence[str]] | None:
-        """Return what speaks against a candidate, None where its verdicts follow the tests. `own`: its patch says itself what is equal."""
+        """Return what speaks against a candidate, None where its verdicts follow the tests. `own`: its patch says itself what is equal.
+
+        Raises `_RedAlone`.
+        """
         for kind, made in kinds.items():
             if kind == "neutral":
                 red, lost, mute = await self._sort_red(run, made, found[kind])
                 if mute:
-                    return Verdict.ERRORED, f"{_ALONE}: {name_cases(mute)}", ()
+                    raise _RedAlone(mute)
                 if red and await self._reads(run, made, red, rewriting):
                     return (
                         Verdict.ERRORED,
