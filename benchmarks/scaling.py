@@ -22,7 +22,7 @@ _HOST, _SERVE, _BUS = 0.2, 0.6, 0.4
 """Cores: so little for a host that it is what the house waits for, and all of two nodes fits into one machine of two cores."""
 _CROWDS = (64, 16, 4)
 _TURNS = 3
-"""Of each house with each crowd: the machine is faster or slower by a third from one minute to the next."""
+"""Of each house with each crowd, so that what else the machine does is the same for both."""
 _A_DAY, _PEAK = 1_000_000, 5.0
 _TOKENS, _SERVER_TOKENS = 400, 2_500
 _BUSY = 0.7

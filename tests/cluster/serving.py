@@ -12,10 +12,8 @@ from house import Command
 from moothall.testing.model import ScriptedModel
 
 
-@asynccontextmanager
-async def serving(command: Command) -> AsyncIterator[int]:
-    """Serve until the block ends; yields the port of gRPC."""
-    server = await command.start("serve", "--port", "0")
+async def until_serving(server: asyncio.subprocess.Process) -> int:
+    """Wait until it serves, and return the port of gRPC."""
     assert server.stderr is not None
     said = b""
     try:
@@ -27,9 +25,18 @@ async def serving(command: Command) -> AsyncIterator[int]:
     except TimeoutError:
         server.terminate()
         raise AssertionError(f"it did not serve within four minutes: {said.decode()}") from None
+    return int(found[1])
+
+
+@asynccontextmanager
+async def serving(command: Command) -> AsyncIterator[int]:
+    """Serve until the block ends; yields the port of gRPC."""
+    server = await command.start("serve", "--port", "0")
+    assert server.stderr is not None
+    port = await until_serving(server)
     drain = asyncio.ensure_future(server.stderr.read())
     try:
-        yield int(found[1])
+        yield port
     finally:
         server.terminate()
         async with asyncio.timeout(60):

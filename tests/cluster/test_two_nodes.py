@@ -23,7 +23,7 @@ from moothall.bus.nats.server import embedded_server
 from moothall.config import BusSettings
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Fault, scripted_model
-from serving import serving, until_begun
+from serving import serving, until_begun, until_serving
 from support.processes import all_gone, command_line, descendants
 from support.servers import free_port
 
@@ -158,13 +158,8 @@ async def test_a_head_that_is_replaced_by_another_ends_serving_with_a_word(tmp_p
         async with a_head(folder, port):
             server = await command.start("serve", "--port", "0")
             stack.push_async_callback(end, server)
-            assert server.stderr is not None
-            said = b""
-            async with asyncio.timeout(240):
-                while b"serving gRPC" not in said:
-                    line = await server.stderr.readline()
-                    assert line, said.decode()
-                    said += line
+            await until_serving(server)
+        assert server.stderr is not None
         async with a_head(folder, port), asyncio.timeout(240):
             said = await server.stderr.read()
             assert await server.wait() == 2
