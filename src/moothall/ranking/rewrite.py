@@ -25,6 +25,7 @@ has the lines of `neutral`, and asserts nothing more (Python alone).
 """
 FORMS: tuple[Form, Form] = ("again", "plain")
 KINDS: tuple[Kind, ...] = ("neutral", "end", "expect")
+_REMARK = re.compile(r"[ \t]*(?://|\*)")
 _PARAMETERS = re.compile(r"\[.*", re.DOTALL)
 
 
@@ -148,7 +149,7 @@ def _go(text: str, test: str, word: str, name: str, number: int) -> str:
 
 def _find_rust(text: str, test: str) -> list[re.Match[str]]:
     pattern = rf"(?P<marks>(?:#\[[^\]]*\]\s*)+)(?:pub(?:\([^)]*\))? +)?fn +{re.escape(test)} *\( *\) *(?P<result>->[^{{;]*)?\{{"
-    found = list(re.finditer(pattern, text))
+    found = _in_code(text, pattern)
     if (
         len(found) != 1
         or not re.search(r"#\[test\]", found[0]["marks"])
@@ -192,7 +193,13 @@ def _find_script(text: str, title: str) -> list[re.Match[str]]:
         rf"\b(?:test|it|specify)\s*\(\s*(?P<quote>['\"`]){re.escape(title)}(?P=quote)\s*,\s*(?:\{{[^{{}}]*\}}\s*,\s*)?"
         r"(?:async\b\s*)?(?:function\b\s*\w*\s*)?(?:\([^()]*\)|\w+)\s*(?:=>)?\s*\{"
     )
-    return list(re.finditer(call, text))
+    return _in_code(text, call)
+
+
+def _in_code(text: str, pattern: str) -> list[re.Match[str]]:
+    """Return what is found, but for what stands in a line that is a remark."""
+    found = re.finditer(pattern, text)
+    return [match for match in found if not _REMARK.match(text, text.rfind("\n", 0, match.start()) + 1)]
 
 
 def _script(text: str, title: str, word: str, name: str, number: int) -> str:

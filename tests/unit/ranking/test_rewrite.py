@@ -272,6 +272,14 @@ def test_other_languages_end_differently_by_a_number_alone(path: str) -> None:
     assert made["neutral"].endswith("}\n" if path != "a.test.js" else "});\n")
 
 
+@pytest.mark.parametrize("path", [path for path in OTHERS if path != "a_test.go"])
+def test_a_test_in_a_remark_is_none(path: str) -> None:
+    text, name = OTHERS[path]
+    remark = "".join(f"  // {line}\n" for line in text.split("\n"))
+    assert rewrite(path, remark, frozenset({(name,)}), "end", "seed")[1] == frozenset()
+    assert rewrite(path, remark + text, frozenset({(name,)}), "end", "seed")[1] == frozenset({(name,)})
+
+
 def test_two_tests_of_one_title_are_left() -> None:
     text = "test('a', () => { x() });\ntest('a', () => { y() });\n"
     assert rewrite("a.test.js", text, frozenset({("a",)}), "end", "seed") == (text, frozenset())
