@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fetch import LIST, Project, make_repository, projects
-from judge import alone
+from judge import OWN, alone
 from moothall.config import LimitSettings
 from moothall.council.facts import Facts
 from moothall.council.judging.counter import CounterProof, Proving
@@ -28,17 +28,6 @@ from moothall.wiring.repository import register
 from moothall.wiring.trusted import open_hands
 
 _MORE = Path(__file__).with_name("honest.toml")
-OWN = """\
-diff --git a/own/equal.py b/own/equal.py
-new file mode 100644
---- /dev/null
-+++ b/own/equal.py
-@@ -0,0 +1,3 @@
-+class Same:
-+    def __eq__(self, other):
-+        return self is other
-"""
-"""A patch that nothing uses."""
 
 
 async def _apart(project: Project, runs: FreshRuns, green: Sequence[str]) -> None:
