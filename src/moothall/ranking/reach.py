@@ -121,6 +121,7 @@ _WORD = re.compile(r"\w+")
 _COMMENTS = ("//", "*", "/*")
 _REMARKS, _JOINS = re.compile(r"/\*.*?\*/|(?<![:'\"`])//[^\n]*", re.DOTALL), re.compile(r"(?<!\s)\s*(\?\.|\.|!|::)\s*")
 _PLUS, _CODES = re.compile(r"(['\"`])\s*\+\s*\1"), re.compile(r"\\(?:x([2-7][0-9a-fA-F])|u00([2-7][0-9a-fA-F]))")
+_RUST_CFG = re.compile(r"#\[cfg\((?:test|all\(test,[^\]]*\))\)\]")
 _RUST_TESTS = re.compile(r"\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([^)]*\))?\s+)?mod\b")
 
 
@@ -348,7 +349,7 @@ def _others(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str]) -
     for number, line in code.items():
         if _reach(line, pattern) in before:
             continue
-        if pattern.search(line) and not (line.strip() == "#[cfg(test)]" and _RUST_TESTS.match(added.get(number + 1, ""))):
+        if pattern.search(line) and not (_RUST_CFG.fullmatch(line.strip()) and _RUST_TESTS.match(added.get(number + 1, ""))):
             yield number
 
 

@@ -172,6 +172,9 @@ def test_a_line_that_reached_before_and_of_which_an_operator_changed_reaches_no_
         ("src/a.rs", "std::process::exit(0);", True),
         ("src/a.rs", "if cfg!(test) { return 1; }", True),
         ("src/a.rs", "#[cfg(test)]\nmod tests {", False),
+        ("src/a.rs", '#[cfg(all(test, not(miri), feature = "std"))]\nmod tests;', False),
+        ("src/a.rs", "#[cfg(all(test, not(miri)))]\npub fn sum() {}", True),
+        ("src/a.rs", "#[cfg(any(test, miri))]\nmod tests;", True),
         ("src/a.rs", "#[cfg(test)]\npub fn sum() {}", True),
         ("src/a.rs", "pub fn sum(a: u8) -> u8 { a }", False),
         ("a.txt", "process.exit(0)", False),
@@ -271,6 +274,8 @@ def test_what_runs_without_being_read_is_shown() -> None:
         ("a.py", "class Text(Base, dict):", True),
         ("a.py", "class Colour(str, Enum):", False),
         ("a.py", "class Text(Base):", False),
+        ("src/a.rs", "match (a, b) {", False),
+        ("a.go", "if match(a, b) {", False),
         ("CHANGELOG.md", "- `__eq__` is faster", False),
     ],
 )
