@@ -250,8 +250,7 @@ class _Reading:
             case ast.Name(id=name):
                 return id(node) in self._handed or name in _EXITS or name in _CALLS or name == "__builtins__"
             case ast.Call(func=ast.Name(id="setattr" | "delattr" | "getattr" | "vars" as call), args=[owner, *rest]):
-                made = bool(rest) and not isinstance(rest[0], ast.Constant | ast.Name) and call in {"getattr", "setattr"}
-                return owner.id in self._modules if isinstance(owner, ast.Name) else made
+                return self._takes_by_name(call, owner, rest)
             case ast.FunctionDef(name="__eq__", body=body):
                 return (
                     isinstance(body[-1], ast.Return) and isinstance(body[-1].value, ast.Constant) and body[-1].value.value is True
@@ -261,6 +260,13 @@ class _Reading:
             case ast.Constant(value=str() | bytes() as said):
                 return _names(said if isinstance(said, str) else said.decode("latin-1"))
         return False
+
+    def _takes_by_name(self, call: str, owner: ast.expr, rest: Sequence[ast.expr]) -> bool:
+        if not isinstance(owner, ast.Name):
+            return bool(rest) and not isinstance(rest[0], ast.Constant | ast.Name) and call in {"getattr", "setattr"}
+        if call == "getattr" and rest and isinstance(rest[0], ast.Constant):  # `getattr(os, "O_BINARY", 0)` is `os.O_BINARY`
+            return owner.id in self._modules and self._reaches(ast.Attribute(owner, str(rest[0].value), ast.Load()))
+        return owner.id in self._modules
 
 
 def _is_read(node: ast.Name | ast.arg) -> bool:
