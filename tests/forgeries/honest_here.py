@@ -31,6 +31,7 @@ from moothall.inside import checks, plugins
 from moothall.testing.bus import MemoryBus
 
 ARGV = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-o", "addopts=")
+ARGV += ("-o", "asyncio_default_fixture_loop_scope=function")  # where a warning of it is an error
 _SECONDS = 900
 
 
