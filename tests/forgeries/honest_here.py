@@ -30,8 +30,8 @@ from moothall.errors import NotFound
 from moothall.inside import checks, plugins
 from moothall.testing.bus import MemoryBus
 
-ARGV = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-o", "addopts=")
-ARGV += ("-o", "asyncio_default_fixture_loop_scope=function")  # where a warning of it is an error
+_OPTIONS = ("-o", "addopts=", "-o", "asyncio_default_fixture_loop_scope=function")  # the latter where a warning is an error
+ARGV = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *_OPTIONS)
 _SECONDS = 900
 
 
