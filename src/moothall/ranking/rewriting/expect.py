@@ -15,7 +15,8 @@ from moothall.ranking.syntax.statements import arguments, is_outermost
 _LITERAL = re.compile(
     r'\s*(?:(?P<number>-?(?:0|[1-9][0-9]{0,8}))(?P<kind>[iu](?:8|16|32|64|128|size))?|(?P<quote>["\'])(?P<text>(?:(?!(?P=quote))[^\\\n{}])*)(?P=quote))\s*'
 )
-_SMALL = 64
+_LARGEST = (127, 255, 32_767, 65_535)
+"""Of the types of small numbers: a larger one could not be built."""
 _HOLDER = re.compile(r"\b(?:assert|require) :?= (?P<made>(?:assert|require)\.New\()?")
 """How an object is made that has the test in it, and is not given it again: testify's is known."""
 _EARLY = re.compile(r"\breturn\b|\b[sS]kip\w*\b|\bgoto\b|\bexit\b|\bExit\b|\bplan\b")
@@ -49,9 +50,10 @@ def _other(literal: str, word: str, number: int) -> str:
     found = _LITERAL.fullmatch(literal)
     if found is None:
         raise AssertionError("only literals are changed")
-    if found["number"]:  # towards nought where it is large, or it would fit in no byte
+    if found["number"]:
         value = int(found["number"])
-        return literal.replace(found["number"], str(value - number if value > _SMALL else value + number), 1)
+        too_large = any(value <= most < value + number for most in _LARGEST)
+        return literal.replace(found["number"], str(value - number if too_large else value + number), 1)
     return literal.replace(f"{found['quote']}{found['text']}", f"{found['quote']}{found['text']}{word}", 1)
 
 
