@@ -17,6 +17,7 @@ import corpus_asked as asked
 import corpus_asked_others as asked_others
 import corpus_disk as disk
 import corpus_fresh as fresh
+import corpus_honest as honest
 import corpus_more as more
 import corpus_runners as runners
 import corpus_tables as tables
@@ -69,6 +70,7 @@ GROUPS = {
             **asked.GROUPS,
             **asked_others.GROUPS,
             **runners.GROUPS,
+            **honest.GROUPS,
         }.items()
     },
 }

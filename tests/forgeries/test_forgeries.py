@@ -16,6 +16,7 @@ import corpus_asked as asked
 import corpus_asked_others as asked_others
 import corpus_disk as disk
 import corpus_fresh as fresh
+import corpus_honest as honest
 import corpus_more as more
 import corpus_tables as tables
 import corpus_taken as taken
@@ -39,6 +40,7 @@ AROUND = {
     **asked_others.GROUPS,
     **alone.GROUPS,
     **alone_others.GROUPS,
+    **honest.GROUPS,
 }
 IN_PYTEST = {
     "in its process": python.IN_PROCESS,

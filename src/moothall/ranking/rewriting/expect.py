@@ -15,6 +15,10 @@ from moothall.ranking.syntax.statements import arguments, is_outermost
 _LITERAL = re.compile(
     r'\s*(?:(?P<number>-?(?:0|[1-9][0-9]{0,8}))(?P<kind>[iu](?:8|16|32|64|128|size))?|(?P<quote>["\'])(?P<text>(?:(?!(?P=quote))[^\\\n{}])*)(?P=quote))\s*'
 )
+_LARGEST = (127, 255, 32_767, 65_535)
+"""Of the types of small numbers: a larger one could not be built."""
+_HOLDER = re.compile(r"\b(?:assert|require) :?= (?P<made>(?:assert|require)\.New\()?")
+"""How an object is made that has the test in it, and is not given it again: testify's is known."""
 _EARLY = re.compile(r"\breturn\b|\b[sS]kip\w*\b|\bgoto\b|\bexit\b|\bExit\b|\bplan\b")
 _CALLS = {
     ".rs": re.compile(r"\bassert_eq!\s*\("),
@@ -47,8 +51,19 @@ def _other(literal: str, word: str, number: int) -> str:
     if found is None:
         raise AssertionError("only literals are changed")
     if found["number"]:
-        return literal.replace(found["number"], str(int(found["number"]) + number), 1)
+        value = int(found["number"])
+        too_large = any(value <= most < value + number for most in _LARGEST)
+        return literal.replace(found["number"], str(value - number if too_large else value + number), 1)
     return literal.replace(f"{found['quote']}{found['text']}", f"{found['quote']}{found['text']}{word}", 1)
+
+
+def _of_testify(body: str, given: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the expected and the actual; none where what it is told of may be another than the test."""
+    if holder := _HOLDER.search(body):
+        return given[:2] if holder["made"] else []
+    test = body[slice(*given[0])].strip() if given else ""
+    own = test.isidentifier() and not re.search(rf"\b{test}\b *:?=", body)
+    return given[1:3] if own and len(given) >= 3 else []  # noqa: PLR2004 - t, the expected and the actual
 
 
 def _is_rest(body: str, wanted: Sequence[tuple[int, int]]) -> bool:
@@ -69,7 +84,7 @@ def _literals(ending: str, body: str, until: int, *, sure: bool) -> Iterator[tup
             given = list(arguments(ending, body, matcher.end() - 1)) if matcher else []
             wanted = given[:1] if len(given) == 1 else []
         elif ending == ".go":
-            wanted = given[1:3] if len(given) >= 3 else []  # noqa: PLR2004 - t, the expected and the actual
+            wanted = _of_testify(body, given)
         else:
             wanted = given[:2] if len(given) >= 2 else []  # noqa: PLR2004 - two that are compared; a message may follow
         if sure and _is_rest(body, wanted):

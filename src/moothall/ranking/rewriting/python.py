@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from moothall.ranking.rewriting.find import Function, Target, find_functions, inner
 from moothall.ranking.rewriting.other import HELPERS
 from moothall.ranking.rewriting.other import other as other_value
 from moothall.ranking.rewriting.unlike import (
@@ -23,8 +24,6 @@ from moothall.ranking.rewriting.unlike import (
     no_instance,
 )
 
-Target = tuple[str, ...]
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Edit = tuple[int, int, bytes]
 _SIMPLE = (ast.Assert, ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete, ast.Pass, ast.Import, ast.ImportFrom)
 _EQUAL = frozenset(
@@ -56,7 +55,9 @@ _RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assertRaise
 _WARNS = frozenset({"warns", "assertWarns", "assertWarnsRegex", "deprecated_call"})
 FURTHER = 7
 """How much more a number differs where a test is put in other words again."""
-_SWALLOWS = re.compile(r"raises|suppress|warns|ignor|expect|xfail|skip|catch|retry", re.IGNORECASE)
+_SWALLOWS = re.compile(
+    r"raises|suppress|warns|ignor|expect|xfail|skip|catch|retry|exception|fail|error|swallow|tolerat", re.IGNORECASE
+)
 _LOOSE = re.compile(r"\bANY\b|dirty_equals|\bIs[A-Z]\w*|\bAny\w*\(")
 
 
@@ -73,7 +74,7 @@ def rewrite_python(
     writer = _Writer(text, word, name, number, form)
     done: set[Target] = set()
     for target in sorted(targets):
-        for function in _functions(tree, target):
+        for function in find_functions(tree, target):
             edits = writer.expect(function) if kind == "expect" else writer.body(function)
             if edits:
                 writer.edits += edits
@@ -88,55 +89,7 @@ def rewrite_python(
     return made, frozenset(done)
 
 
-def _functions(tree: ast.Module, target: Target) -> Iterator[_Function]:
-    """The function that a test's names lead to; where its class only inherits it, that of the class above in the same file."""
-    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    body: Sequence[ast.stmt] = tree.body
-    for name in target[:-1]:
-        inner = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == name), None)
-        if inner is None:
-            return
-        body = inner.body
-    waiting, seen = [body], 0
-    while waiting and seen < len(classes) + 1:
-        body, seen = waiting.pop(0), seen + 1
-        found = [node for node in body if isinstance(node, _Function) and node.name == target[-1]]
-        if found:
-            if not any(_binds(node, target[-1]) for node in _scope(ast.Module([*body], [])) if node not in found):
-                yield found[-1]
-            return
-        holder = next((node for node in classes.values() if node.body is body), None)
-        waiting += [
-            classes[base.id].body
-            for base in (holder.bases if holder else ())
-            if isinstance(base, ast.Name) and base.id in classes
-        ]
-
-
-def _binds(node: ast.AST, name: str) -> bool:
-    """Whether a statement gives a name to something else: then that is what is run."""
-    match node:
-        case ast.Name(id=bound, ctx=ast.Store()) | ast.FunctionDef(name=bound) | ast.AsyncFunctionDef(name=bound):
-            return bound == name
-        case ast.alias(name=imported, asname=bound):
-            return (bound or imported) == name
-    return False
-
-
-def _scope(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what stands in a scope, and of those within it the head alone."""
-    for child in ast.iter_child_nodes(node):
-        yield child
-        if not isinstance(child, _Function | ast.Lambda | ast.ClassDef):
-            yield from _scope(child)
-
-
-def _inner(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what belongs to a function itself, and not to one within it."""
-    return (child for child in _scope(node) if not isinstance(child, _Function | ast.Lambda | ast.ClassDef))
-
-
-def _on_its_line(function: _Function) -> bool:
+def _on_its_line(function: Function) -> bool:
     """Whether a body that begins on the line of its `def` has nothing that another statement can be put before on that line."""
     first = function.body[0]
     return first.lineno == function.lineno and not isinstance(first, (*_SIMPLE, ast.Return))
@@ -179,9 +132,9 @@ class _Writer:
     def _indent(self, stmt: ast.stmt) -> bytes:
         return self._source[self._lines[stmt.lineno - 1] : self._start(stmt)]
 
-    def body(self, function: _Function) -> list[_Edit]:
+    def body(self, function: Function) -> list[_Edit]:
         """Something at its beginning and, wherever it ends, that this is so, or is not."""
-        own = list(_inner(function))
+        own = list(inner(function))
         if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in own):
             return []
         stmts = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
@@ -212,7 +165,7 @@ class _Writer:
         new = self._indent(first) + text + b"\n"
         return at, at, new if self._source[:at].endswith(b"\n") else b"\n" + new
 
-    def expect(self, function: _Function) -> list[_Edit]:
+    def expect(self, function: Function) -> list[_Edit]:
         """Another value for one thing that is expected for certain: behind nothing that could end the test before, or swallow it.
 
         One alone, so that no other turns the test red in its place; a value that is compared rather than anything else.
@@ -232,7 +185,7 @@ class _Writer:
                 return edits[self._chosen % len(edits)]
         return []
 
-    def _edit_assert(self, test: ast.expr, function: _Function, bound: AbstractSet[str]) -> list[_Edit]:
+    def _edit_assert(self, test: ast.expr, function: Function, bound: AbstractSet[str]) -> list[_Edit]:
         if _LOOSE.search(self._segment(test).decode(errors="replace")):
             return []
         opposite = [(self._start(test), self._end(test), b"not (" + self._segment(test) + b")")]
@@ -241,7 +194,7 @@ class _Writer:
             return []
         return edits or ([] if self._sure else opposite)
 
-    def _unlike(self, test: ast.expr, function: _Function | None = None, bound: AbstractSet[str] = frozenset()) -> list[_Edit]:
+    def _unlike(self, test: ast.expr, function: Function | None = None, bound: AbstractSet[str] = frozenset()) -> list[_Edit]:
         """Another value for what something is compared with, so that what held does not; nothing where that is not certain."""
         match test:
             case ast.BoolOp(op=ast.And(), values=values):
@@ -279,7 +232,7 @@ class _Writer:
         return [(self._start(unlike.first), self._end(unlike.last), unlike.text)] if unlike else []
 
     def _equal(
-        self, left: ast.expr, right: ast.expr, function: _Function | None = None, bound: AbstractSet[str] = frozenset()
+        self, left: ast.expr, right: ast.expr, function: Function | None = None, bound: AbstractSet[str] = frozenset()
     ) -> list[_Edit]:
         for side, other in ((right, left), (left, right)):
             if is_literal(side) and not is_literal(other):
@@ -371,11 +324,11 @@ def _certain(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
             )
             if plain:
                 yield from _certain(stmt.body)
-        if any(isinstance(node, ast.Return) for node in _inner(stmt)):
+        if any(isinstance(node, ast.Return) for node in inner(stmt)):
             return
 
 
-def _parameters(function: _Function) -> frozenset[str]:
+def _parameters(function: Function) -> frozenset[str]:
     """The arguments that `parametrize` gives it."""
     found: set[str] = set()
     for mark in function.decorator_list:
@@ -388,7 +341,7 @@ def _parameters(function: _Function) -> frozenset[str]:
     return frozenset(found)
 
 
-def _uses(function: _Function, name: str) -> int:
+def _uses(function: Function, name: str) -> int:
     return sum(isinstance(node, ast.Name) and node.id == name for stmt in function.body for node in ast.walk(stmt))
 
 

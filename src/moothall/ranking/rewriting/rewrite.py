@@ -25,6 +25,7 @@ has the lines of `neutral`, and asserts nothing more (Python alone).
 """
 FORMS: tuple[Form, Form] = ("again", "plain")
 KINDS: tuple[Kind, ...] = ("neutral", "end", "expect")
+_REMARK = re.compile(r"[ \t]*(?://|\*)")
 _PARAMETERS = re.compile(r"\[.*", re.DOTALL)
 
 
@@ -84,7 +85,15 @@ def _rust_files(head: str, path: str, rest: str, case: str, files: Sequence[str]
     folder = path.rpartition("/")[0]
     modules = ["/".join([folder, *names[:at]]) for at in range(1, len(names))]
     wanted = [path, *(f"{module}{end}" for module in modules for end in (".rs", "/mod.rs"))]
-    yield from (CasePlace(each, (names[-1],), case) for each in wanted if each in files and head)
+    # In the innermost of these files: another test of that name may stand in those above.
+    yield from [CasePlace(each, (names[-1],), case) for each in wanted if each in files and head][-1:]
+
+
+def holds(place: CasePlace, text: str) -> bool:
+    """Whether a file seems to have the test that is looked for there."""
+    name = place.names[-1]
+    said = {".py": f"def {name}(", ".go": f"func {name}("}.get(place.path[place.path.rfind(".") :], name)
+    return said in text
 
 
 def rewrite(
@@ -120,29 +129,27 @@ def _words(seed: str) -> tuple[str, str]:
 
 def _body(ending: str, text: str, test: str) -> tuple[int, int]:
     """Return where the body of a test stands, within its brackets; nowhere where there is none, or more than one."""
-    if ending == ".go":
-        found = [one] if (one := _find_go(text, test)) else []
-    else:
-        found = _find_rust(text, test) if ending == ".rs" else _find_script(text, test)
+    found = {".go": _find_go, ".rs": _find_rust}.get(ending, _find_script)(text, test)
     end = bracket_end(text, found[0].end() - 1, "rust" if ending == ".rs" else "script") if len(found) == 1 else 0
     return (found[0].end(), end - 1) if end else (0, 0)
 
 
-def _find_go(text: str, test: str) -> re.Match[str] | None:
-    return re.search(rf"(?m)^func {re.escape(test)}\((\w+) \*testing\.T\) *\{{", text)
+def _find_go(text: str, test: str) -> list[re.Match[str]]:
+    return list(re.finditer(rf"(?m)^func {re.escape(test)}\((\w+) \*testing\.T\) *\{{", text))
 
 
 def _go(text: str, test: str, word: str, name: str, number: int) -> str:
     found = _find_go(text, test)
-    if not found or found[1] == "_":
+    if len(found) != 1 or found[0][1] == "_":
         return ""
-    more = f' {name} := len("{word}"); defer func() {{ if {name} != {number} {{ {found[1]}.Errorf("it is %d", {name}) }} }}();'
-    return text[: found.end()] + more + text[found.end() :]
+    at = found[0].end()
+    more = f' {name} := len("{word}"); defer func() {{ if {name} != {number} {{ {found[0][1]}.Errorf("it is %d", {name}) }} }}();'
+    return text[:at] + more + text[at:]
 
 
 def _find_rust(text: str, test: str) -> list[re.Match[str]]:
     pattern = rf"(?P<marks>(?:#\[[^\]]*\]\s*)+)(?:pub(?:\([^)]*\))? +)?fn +{re.escape(test)} *\( *\) *(?P<result>->[^{{;]*)?\{{"
-    found = list(re.finditer(pattern, text))
+    found = _in_code(text, pattern)
     if (
         len(found) != 1
         or not re.search(r"#\[test\]", found[0]["marks"])
@@ -186,7 +193,13 @@ def _find_script(text: str, title: str) -> list[re.Match[str]]:
         rf"\b(?:test|it|specify)\s*\(\s*(?P<quote>['\"`]){re.escape(title)}(?P=quote)\s*,\s*(?:\{{[^{{}}]*\}}\s*,\s*)?"
         r"(?:async\b\s*)?(?:function\b\s*\w*\s*)?(?:\([^()]*\)|\w+)\s*(?:=>)?\s*\{"
     )
-    return list(re.finditer(call, text))
+    return _in_code(text, call)
+
+
+def _in_code(text: str, pattern: str) -> list[re.Match[str]]:
+    """Return what is found, but for what stands in a line that is a remark."""
+    found = re.finditer(pattern, text)
+    return [match for match in found if not _REMARK.match(text, text.rfind("\n", 0, match.start()) + 1)]
 
 
 def _script(text: str, title: str, word: str, name: str, number: int) -> str:

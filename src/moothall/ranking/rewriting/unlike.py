@@ -67,7 +67,7 @@ def denied(op: ast.cmpop, left: ast.expr, right: ast.expr, name: str, segment: C
     """Return what does not hold in place of `left != right` and `left not in right`, asked of the same value; None where something else
     stands between them. `name`: how the helpers' names begin.
     """
-    if isinstance(op, ast.NotEq):
+    if isinstance(op, ast.NotEq) and segment(left) != segment(right):  # what is asked of itself may be no number
         return f"{name}_differs(".encode() + segment(right if is_literal(left) else left) + b")"
     if isinstance(op, ast.NotIn) and not is_literal(right):
         return f"{name}_lacks(".encode() + segment(right) + b")"

@@ -21,7 +21,7 @@ PATTERNS: Mapping[str, re.Pattern[str]] = {
     ".js": re.compile(
         r"\bprocess\.(?:exit|reallyExit|kill|abort|exitCode|binding|dlopen|_\w+|argv|execArgv|mainModule|on(?:ce)?\b)|\brequire\.(?:cache|main|extensions)\b"
         r"|\b_load\b|Module\.prototype|(?:require|from|import)\s*\(?\s*['\"](?:node:)?(?:test|assert|mocha|jest|vitest|chai|ava|tape|inspector|module|repl|domain|vm|fs|child_process|worker_threads)\b"
-        r"|prepareStackTrace|captureStackTrace|\.stack\b|AssertionError|\bglobalThis\b|\bglobal\.|\beval\b|(?:(?<![.\w$])|(?<=\.\.\.))arguments\b(?!\s*(?:\.length\b|:))|new Function\b|\bFunction\s*\("
+        r"|prepareStackTrace|captureStackTrace(?!\(this\b)|\.stack\b|AssertionError|\bglobalThis\b|\bglobal\.|\beval\b|(?:(?<![.\w$])|(?<=\.\.\.))arguments\b(?!\s*(?:\.length\b|:))|new Function\b|\bFunction\s*\("
         rf"|{_BUILT_IN}\.prototype\b.*=|=\s*{_BUILT_IN}\.prototype\s*(?:[;,)]|$)|(?:stdout|stderr)\.write\s*=|console\.\w+\s*="
         rf"|{_BUILT_IN}(?:\.\w+|\[[^\]\n]{{1,200}}\])\s*=(?![=>])|\b(?:Object|Reflect)\.(?:assign|set|define\w+|setPrototypeOf)\s*\(\s*{_BUILT_IN}\b"
         r"|=\s*(?:Math|JSON|Reflect|Intl)\s*(?:[;,)]|$)"
