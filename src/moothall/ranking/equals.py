@@ -16,7 +16,7 @@ _CODE = (".py", ".pyi", ".go", ".rs", ".js", ".mjs", ".cjs", ".jsx", ".ts", ".mt
 _EQUALS = re.compile(
     r"__(?:eq|ne|lt|le|gt|ge|contains|bool|r?(?:sub|mod|truediv|floordiv|xor)|instancecheck|subclasscheck|subclasshook)__|Symbol\.hasInstance"
     r"|^\s*class\s+\w+\s*\((?:[^()]*,\s*)?(?:str|bytes|int|float|complex|list|tuple|dict|set|frozenset)\s*\)|\bimpl\b(?:[^{]{0,2000}\b(?:Partial(?:Eq|Ord)|Sub)\b|[^{]{2000})|\bfn (?:eq|ne|partial_cmp|cmp|sub)\s*\("
-    r"|\)\s+(?:Equal|Is|Compare|Cmp)\(|asymmetricMatch|\bcompare=False"
+    r"|\)\s+(?:Equal|Is|Compare|Cmp)\(|asymmetricMatch|\bInitVar\b|\b(?:compare|eq)\b[\"\x27]?\s*[=:]\s*False"
     r"|\bextends\s+(?:String|Number|Array|Boolean|Date|RegExp|Map|Set)\b|\bnew Proxy\b"
     r"|\b(?:includes|startsWith|endsWith|indexOf|match|search|some|every)\s*(?::\s*(?:function\b|\([^()\n]*\)\s*=>|\w+\s*=>)|\([^()\n]*\)\s*\{)"
 )
