@@ -33,7 +33,7 @@ PATTERNS: Mapping[str, re.Pattern[str]] = {
         r"|\[\s*(?:['\"`][^'\"`\n]*['\"`]\s*,\s*)+['\"`][^'\"`\n]*['\"`]\s*\]\s*\.join\(\s*['\"`]{2}|\bgetPrototypeOf\s*\(\s*(?:async|function|\()"
         r"|\{[^{}]*\b(?:exit|reallyExit|kill|abort|exitCode|binding|dlopen|argv|execArgv|mainModule|once?|getBuiltinModule)\b[^{}]*\}\s*(?:=\s*require\s*\(|from)\s*['\"](?:node:)?process['\"]"
         r"|\b(?:import\s+(?:\*\s+as\s+)?(?!process\b)\w+\s+from\s*|(?:const|let|var)\s+(?!process\b)\w+\s*=\s*require\s*\(\s*)['\"](?:node:)?process['\"]|\brequire\(\s*['\"](?:node:)?process['\"]\s*\)\s*[.\[]"
-        r"|\b(?:e|er|err|error|failure|reason|thrown)\.(?:expected|actual)\b|\.(?:generatedMessage|matcherResult)\b|\bcatch\s*\(\s*\{"
+        r"|\b(?:e|er|err|error|failure|reason|thrown)\.(?:expected|actual)\b|\.(?:generatedMessage|matcherResult)\b|\bcatch\s*\(\s*\{[^{}]{0,200}\b(?:expected|actual|generatedMessage|matcherResult)\b"
         r"|Symbol\.hasInstance|NODE_TEST_CONTEXT|JEST_|MOCHA|MOOTHALL|npm_lifecycle|TAP version|\bnot ok\b|Symbol\.toPrimitive|valueOf"
     ),
     ".rs": re.compile(

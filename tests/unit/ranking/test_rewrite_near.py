@@ -17,7 +17,7 @@ class OfThatSum(list[int]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, list) and sum(other) == sum(self)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 class OfLetters(str):
