@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from moothall.domain.evidence import CheckRun, Verdict
@@ -66,6 +69,29 @@ async def test_a_check_that_hits_its_limit_says_which_and_names_the_setting(tmp_
     assert run.output.startswith("tests hit the limit of 2 s (workspace.check_floor_seconds)\nbegun")
     found = diagnose(replace(prepared, runs={"tests": run}))
     assert "tests hit the limit of 2 s (workspace.check_floor_seconds)" in found.text
+
+
+async def test_a_check_that_stood_still_has_its_time_back(tmp_path: Path) -> None:
+    async with local(tmp_path) as house:
+        prepared = await house.prepared({"tests": ("sh", "-c", "sleep 1.25")})
+        quickly = house.settings.workspace.model_copy(update={"check_floor_seconds": 3.0})
+        house.workspaces._settings = house.settings.model_copy(update={"workspace": quickly})
+        quick = replace(prepared, runs={"tests": replace(BASE, cases={})})
+        async with house.workspaces.open(quick, "a") as workspace, asyncio.TaskGroup() as group:
+            check = group.create_task(workspace.check("tests"))
+            sleeping: list[psutil.Process] = []
+            while not sleeping:
+                await asyncio.sleep(0.05)
+                below = psutil.Process().children(recursive=True)
+                sleeping = [one for one in below if "1.25" in one.cmdline() and one.name() == "sleep"]
+            sandbox = [one for one in sleeping[0].parents() if one in below] + sleeping
+            for one in sandbox:
+                one.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(5)
+            for one in sandbox:
+                one.send_signal(signal.SIGCONT)
+    run = check.result()
+    assert (run.verdict, run.status) == (Verdict.PASSED, "success")
 
 
 async def test_make_is_one_case_and_junit_files_tell_more(tmp_path: Path) -> None:

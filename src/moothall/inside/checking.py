@@ -75,6 +75,10 @@ class Checking:
             self._progress, self._progressed = progress, now
         return _STUCK if progress and now > self._progressed + self._quiet_seconds else ""
 
+    def forgive(self, seconds: float) -> None:
+        """Take time out in which nothing ran."""
+        self._progressed += seconds
+
     @property
     def _quiet_seconds(self) -> float:
         return _QUIET_FACTOR * self._seconds + _QUIET_MORE

@@ -31,6 +31,7 @@ _SAMPLE_SECONDS = 0.05
 _OUTPUT_FACTOR = 100  # a command that prints this many times what is kept is stopped
 _HINT_BYTES = 4000
 _NICE = 5
+_STILL_SECONDS = 2.0  # that the watch wakes late
 _NEVER = float("inf")
 
 # Texts: compiling them costs start time, and only a command that fails needs them.
@@ -211,9 +212,15 @@ class _Watch:
 
     def until_end(self, stopped: Callable[[], str]) -> str:
         """Return '' when the child ended by itself, or the status for which it has to be stopped."""
-        while (now := time.monotonic()) < (deadline := self._until()):
+        due = time.monotonic()
+        while True:
+            now = time.monotonic()
+            self._forgive(now - due)
+            if now >= self._until():
+                return "timeout"
             self._listen()
-            ready = {at for at, _ in self._poll.poll(max(0.0, min(deadline, self._next_sample) - now) * 1000)}
+            due = max(now, min(self._until(), self._next_sample))
+            ready = {at for at, _ in self._poll.poll((due - now) * 1000)}
             if self._reading in ready:
                 self._read()
             if self._side and self._side.ours in ready:
@@ -224,7 +231,13 @@ class _Watch:
                 return ""
             if broken := self._broken_wall():
                 return broken
-        return "timeout"
+
+    def _forgive(self, late: float) -> None:
+        """Give back the time in which all stood still, as on a machine that was paused."""
+        if late > _STILL_SECONDS:
+            self._deadline += late
+            if self._reader:
+                self._reader.forgive(late)
 
     def _until(self) -> float:
         """Return when its time is over; while it waits for an answer, never."""

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -83,7 +85,16 @@ def run(folder: Path, argv: tuple[str, ...], seconds: float, **more: str) -> Cas
     reports.mkdir(exist_ok=True)
     env = {**variables(seconds=seconds, plugins=str(FOLDER), folder=str(reports)), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     env["PYTHONPATH"] = ":".join([env["PYTHONPATH"], *sys.path])
-    subprocess.run(command(argv), cwd=folder, env=env | more, capture_output=True, check=False)
+    with subprocess.Popen(
+        command(argv), cwd=folder, env=env | more, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as running:
+        while (stop := folder / "stand-still").exists() or running.poll() is None:
+            if stop.exists():
+                stop.unlink()
+                running.send_signal(signal.SIGSTOP)
+                time.sleep(3)
+                running.send_signal(signal.SIGCONT)
+            time.sleep(0.02)
     cases = Cases()
     read_folder(cases, str(reports))
     return cases
@@ -187,6 +198,30 @@ def test_unittest(tmp_path: Path) -> None:
         "test_b": "errored",
     }
     assert "hit the limit of 0.5 s" in cases.said["test_a.TestA.test_loop"]
+
+
+_STANDS = """
+import pathlib, time, unittest
+
+class TestA(unittest.TestCase):
+    def test_stands_still(self):
+        stop = pathlib.Path("stand-still")
+        stop.touch()
+        while stop.exists():
+            pass
+        time.sleep(0.2)
+    def test_wait(self):
+        time.sleep(9)
+"""
+
+
+@pytest.mark.e2e  # a process that stands still for seconds
+@pytest.mark.parametrize("runner", ["pytest", "unittest"])
+def test_a_case_has_the_time_back_in_which_its_process_stood_still(tmp_path: Path, runner: str) -> None:
+    (tmp_path / "test_a.py").write_text(_STANDS, encoding="utf-8")
+    cases = run(tmp_path, (sys.executable, "-m", runner), 0.8)
+    results = {case[-len("test_wait") :]: result for case, result in cases.results.items()}
+    assert results == {"nds_still": "passed", "test_wait": "failed" if runner == "pytest" else "errored"}
 
 
 _CLOSES = "import os, unittest\n\n\nclass TestA(unittest.TestCase):\n    def test_a(self):\n        {}\n\n    def test_b(self):\n        pass\n"

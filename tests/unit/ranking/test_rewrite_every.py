@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.ranking.rewrite import rewrite
-from moothall.ranking.rewrite_every import assert_opposite
+from moothall.ranking.rewriting.every import assert_opposite
+from moothall.ranking.rewriting.rewrite import rewrite
 
 
 @pytest.mark.parametrize(

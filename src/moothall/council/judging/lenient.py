@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from moothall.council.judging.rewritten import Rewriting, Rewritten, Run, results
 from moothall.ranking.gates import name_cases
-from moothall.ranking.rewrite import Kind, places
+from moothall.ranking.rewriting.rewrite import Kind, places
 
 _NOTHING = Rewritten({}, {})
 

@@ -12,7 +12,8 @@ import time
 import traceback
 import unittest
 
-import moothall_instead  # type: ignore[import-not-found] # beside it, on the path of the sandbox
+import moothall_clock  # type: ignore[import-not-found] # beside it, on the path of the sandbox
+import moothall_instead  # type: ignore[import-not-found] # as above
 from moothall_lines import Lines  # type: ignore[import-not-found] # as above
 
 TYPE_CHECKING = False
@@ -60,18 +61,17 @@ class Result(unittest.TextTestResult):
         self._write(start=_name(test))
         if self._seconds > 0 and signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, None):
             signal.signal(signal.SIGALRM, self._stop)
-            signal.setitimer(signal.ITIMER_REAL, self._seconds, 1.0)
+            self._clock = moothall_clock.Clock(self._seconds)
 
     def _stop(self, _number: int, _frame: object) -> None:
-        if self._begun:
+        if self._begun and not self._clock.has_stood_still():
             seconds, self._seconds = self._seconds, max(self._seconds / 2, _SHORTEST)
             raise HitLimit(f"hit the limit of {seconds:g} s")
 
     def stopTest(self, test: Any) -> None:
         took, self._begun = time.monotonic() - self._begun, 0.0
         if signal.getsignal(signal.SIGALRM) == self._stop:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            moothall_clock.stop()
         more = {"said": self._said[-_SAID:]} if self._said else {}
         self._write(case=_name(test), result=self._result or "passed", ms=round(took * 1000), **more)
         super().stopTest(test)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 
-from moothall.ranking.rewrite_places import calls
-from moothall.ranking.rewrite_unlike import is_literal, number_of
+from moothall.ranking.rewriting.places import calls
+from moothall.ranking.rewriting.unlike import is_literal, number_of
 
 _EQUAL = frozenset(
     {"assertEqual", "assertEquals", "assertListEqual", "assertDictEqual", "assertTupleEqual", "assertSequenceEqual"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moothall.ranking.rewrite_near import HELPER
+from moothall.ranking.rewriting.near import HELPER
 
 HELPERS = (
     """

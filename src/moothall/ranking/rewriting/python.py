@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from moothall.ranking.rewrite_near import ask_near
-from moothall.ranking.rewrite_other import HELPERS
-from moothall.ranking.rewrite_other import other as other_value
-from moothall.ranking.rewrite_places import Function, Target, calls, certain, fails, functions, inner, parameters, uses
-from moothall.ranking.rewrite_unlike import (
+from moothall.ranking.rewriting.near import ask_near
+from moothall.ranking.rewriting.other import HELPERS
+from moothall.ranking.rewriting.other import other as other_value
+from moothall.ranking.rewriting.places import Function, Target, calls, certain, fails, functions, inner, parameters, uses
+from moothall.ranking.rewriting.unlike import (
     Unlike,
     approximate,
     begins,

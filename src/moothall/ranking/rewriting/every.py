@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from moothall.ranking.statements import arguments
+from moothall.ranking.syntax.statements import arguments
 
 _OPPOSITE = {
     "strictEqual": "notStrictEqual",

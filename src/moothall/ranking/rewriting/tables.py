@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from moothall.ranking.statements import arguments, block, is_outermost
+from moothall.ranking.syntax.statements import arguments, block, is_outermost
 
 WANTED = re.compile(r"want|wanted|expected|exp|out|output")
 SMALL = r"(?:[0-9.]+e-[0-9]+|0?\.[0-9]+|\w*(?i:eps|tol|delta)\w*)"

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moothall.domain.ids import digest
-from moothall.ranking.brackets import bracket_end
-from moothall.ranking.rewrite_every import assert_opposite
-from moothall.ranking.rewrite_expect import expect_other
-from moothall.ranking.rewrite_python import FURTHER, rewrite_python
-from moothall.ranking.statements import arguments
+from moothall.ranking.rewriting.every import assert_opposite
+from moothall.ranking.rewriting.expect import expect_other
+from moothall.ranking.rewriting.python import FURTHER, rewrite_python
+from moothall.ranking.syntax.brackets import bracket_end
+from moothall.ranking.syntax.statements import arguments
 
 Kind = Literal["neutral", "end", "expect"]
 Form = Literal["", "again", "plain", "sure", "still", "every", "near"]
