@@ -110,7 +110,7 @@ def _reach(settings: Settings, link: str) -> dict[str, str]:
 @asynccontextmanager
 async def _jobs(settings: Settings) -> AsyncIterator[MakeBox]:
     """What makes workspaces in a cluster. Raises `ConfigurationError` where no Jobs can be made there."""
-    from moothall.bus.nats.carrying import open_carrying
+    from moothall.bus.adapter import open_carrying
 
     if settings.jobs.link_keys:
         _reach(settings, "x")  # keys that are none are said at the start
