@@ -48,6 +48,9 @@ def test_a_diff_applied_gives_the_text_after_it(
     [
         "import gc",
         "import os\nos._exit(0)",
+        "import os\nos.execv('/bin/true', ['true'])",
+        "import argparse\nargparse.ArgumentParser().exit()",
+        "import argparse\nargparse.ArgumentParser().parse_args(['--help'])",
         "import sys\nx = sys.modules",
         "import sys as s\nx = s.modules",
         "import os\nx = os.sys.modules",

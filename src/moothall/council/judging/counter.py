@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -13,7 +13,8 @@ from typing import Any
 
 from moothall.config import LimitSettings
 from moothall.council.facts import Facts
-from moothall.council.judging.rewritten import Rewritten
+from moothall.council.judging.lenient import find_lenient
+from moothall.council.judging.rewritten import Rewriting, Rewritten, Run
 from moothall.council.judging.runs import TEXT_LIMIT, FreshRuns
 from moothall.domain.evidence import COUNTER, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
@@ -50,12 +51,6 @@ class Proving:
     cases: Sequence[str]
     extra: str = ""
     tests: Sequence[str] = ()
-
-
-_Run = Callable[[str, Rewritten], Coroutine[Any, Any, Mapping[str, CheckRun]]]
-"""Runs the cases of a kind in a workspace of that name."""
-_Rewriting = Callable[..., Awaitable[Rewritten]]
-"""Puts cases in other words: of a kind, and in a form."""
 
 
 class _RedAlone(Exception):
@@ -171,12 +166,14 @@ class CounterProof:
             if wrong is not None:
                 return wrong
             break
+        if why := await find_lenient(run, kinds, cases, rewriting, own=own):
+            return Verdict.ERRORED, why, ()
         if own and (left := await self._unsure(cases, rewriting, files)):
             why = f"the patch says itself what is equal ({own}), and no expectation of these could be changed: {name_cases(left)}"
             return Verdict.ERRORED, why, ()
         return self._count_followed(kinds, len(cases))
 
-    async def _unsure(self, cases: Sequence[str], rewriting: _Rewriting, files: Sequence[str]) -> list[str]:
+    async def _unsure(self, cases: Sequence[str], rewriting: Rewriting, files: Sequence[str]) -> list[str]:
         """Return the cases of which no expectation can be another one: nothing but what the patch says itself may be what they hold by."""
         sure = await rewriting(cases, "expect", form="sure")
         changed = {case for some in sure.cases.values() for case in some}
@@ -184,10 +181,10 @@ class CounterProof:
 
     async def _find_against(
         self,
-        run: _Run,
+        run: Run,
         kinds: Mapping[Kind, Rewritten],
         found: Mapping[Kind, Mapping[str, CheckRun]],
-        rewriting: _Rewriting,
+        rewriting: Rewriting,
         *,
         own: bool,
     ) -> tuple[Verdict, str, Sequence[str]] | None:
@@ -238,7 +235,7 @@ class CounterProof:
         ends = f"{turn} {'turns' if turn == 1 else 'turn'} red with another end"
         return Verdict.PASSED, f"{words} and {ends}; {values}{left}", ()
 
-    async def _sort_red(self, run: _Run, made: Rewritten, runs: Mapping[str, CheckRun]) -> tuple[list[str], list[str], list[str]]:
+    async def _sort_red(self, run: Run, made: Rewritten, runs: Mapping[str, CheckRun]) -> tuple[list[str], list[str], list[str]]:
         """Return the cases that are red in other words that mean the same, those that were not told of, and those that are red as they
         are written, too: what fails by itself, or without others, tells nothing. All of them twice.
         """
@@ -253,10 +250,10 @@ class CounterProof:
 
     async def _sort_forged(
         self,
-        run: _Run,
+        run: Run,
         made: Rewritten,
         green: Sequence[str],
-        rewriting: _Rewriting,
+        rewriting: Rewriting,
         *,
         own: bool,
     ) -> tuple[list[str], list[str]]:
@@ -270,9 +267,9 @@ class CounterProof:
         again, plain = (dict(forms[form].told(tasks[form].result())) for form in FORMS)
         steady = [case for case in green if again.get(case, "passed") == "passed"]
         wrong = [case for case in steady if plain.get(case, "passed" if own else "") == "passed"]
-        return wrong, [case for case in steady if case not in wrong]
+        return wrong, [case for case in (green if own else steady) if case not in wrong]
 
-    async def _reads(self, run: _Run, made: Rewritten, wrong: Sequence[str], rewriting: _Rewriting) -> bool:
+    async def _reads(self, run: Run, made: Rewritten, wrong: Sequence[str], rewriting: Rewriting) -> bool:
         """Whether these are red too where nothing but their lines, and what the disk shows of them, is another: the code may read there what
         is expected, or a test its own text.
         """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from moothall.domain.evidence import CheckRun
 from moothall.errors import WorkspaceFailed
@@ -35,3 +36,9 @@ class Rewritten:
             why = next((run.output.partition("\n")[0][:200] for run in runs.values() if run.status != "success"), "")
             raise WorkspaceFailed(f"none of its tests was told of{': ' if why else ''}{why}")
         return found
+
+
+Run = Callable[[str, Rewritten], Coroutine[Any, Any, Mapping[str, CheckRun]]]
+"""Runs the cases of a kind in a workspace of that name."""
+Rewriting = Callable[..., Awaitable[Rewritten]]
+"""Puts cases in other words: of a kind, and in a form."""

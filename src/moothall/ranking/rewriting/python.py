@@ -5,19 +5,22 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 from moothall.ranking.rewriting.find import Function, Target, find_functions, inner
+from moothall.ranking.rewriting.near import ask_near
 from moothall.ranking.rewriting.other import HELPERS
 from moothall.ranking.rewriting.other import other as other_value
+from moothall.ranking.rewriting.places import calls, certain, fails, parameters, uses
 from moothall.ranking.rewriting.unlike import (
     Unlike,
     approximate,
     begins,
     close,
     denied,
+    far,
     is_literal,
     is_rest,
     make_unlike,
@@ -55,9 +58,6 @@ _RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assertRaise
 _WARNS = frozenset({"warns", "assertWarns", "assertWarnsRegex", "deprecated_call"})
 FURTHER = 7
 """How much more a number differs where a test is put in other words again."""
-_SWALLOWS = re.compile(
-    r"raises|suppress|warns|ignor|expect|xfail|skip|catch|retry|exception|fail|error|swallow|tolerat", re.IGNORECASE
-)
 _LOOSE = re.compile(r"\bANY\b|dirty_equals|\bIs[A-Z]\w*|\bAny\w*\(")
 
 
@@ -102,6 +102,7 @@ class _Writer:
         self._source = text.encode()
         self._word, self._name, self._chosen = word, name, number
         self._number = number + FURTHER if form else number
+        self._form = form
         self._plain, self._sure, self._still = form == "plain", form == "sure", form == "still"
         self._lines: list[int] = [0]
         for line in self._source.splitlines(keepends=True):
@@ -170,9 +171,12 @@ class _Writer:
 
         One alone, so that no other turns the test red in its place; a value that is compared rather than anything else.
         """
+        if self._form in {"every", "near"}:
+            edit = self._edit_any if self._form == "every" else self._edit_near
+            return [each for node in ast.walk(function) for each in edit(node)]
         found: tuple[list[list[_Edit]], list[list[_Edit]]] = ([], [])
-        bound = _parameters(function)
-        for stmt in _certain(function.body):
+        bound = parameters(function)
+        for stmt in certain(function.body):
             match stmt:
                 case ast.Assert(test=test):
                     found[not _is_equality(test)].append(self._edit_assert(test, function, bound))
@@ -180,12 +184,47 @@ class _Writer:
                     found[attr not in _EQUAL].append(self._edit_call(call, func, attr, args))
                 case ast.With(items=items) | ast.AsyncWith(items=items):
                     found[1].extend(self._edit_raises(item.context_expr) for item in items)
+                case ast.If(test=test, orelse=[]) if fails(stmt):
+                    found[1].append(self._unfailing(test))
         for some in found:
             if edits := [edit for edit in some if edit]:
                 return edits[self._chosen % len(edits)]
         return []
 
-    def _edit_assert(self, test: ast.expr, function: Function, bound: AbstractSet[str]) -> list[_Edit]:
+    def _edit_any(self, node: ast.AST) -> list[_Edit]:
+        """Another value for what is expected there, whether it is sure to run or not."""
+        match node:
+            case ast.Assert(test=test) if not isinstance(test, ast.Constant):
+                return self._edit_assert(test, None, frozenset())
+            case ast.Expr(value=ast.Call(func=ast.Attribute(attr=attr) as func, args=args) as call):
+                return self._edit_call(call, func, attr, args)
+            case ast.With(items=items) | ast.AsyncWith(items=items):
+                return [edit for item in items for edit in self._edit_raises(item.context_expr)]
+        return []
+
+    def _edit_near(self, node: ast.AST) -> list[_Edit]:
+        """That what is found there is not what is near to the expected, too."""
+        asked = ask_near(node, f"{self._name}_near", self._segment)
+        return [(self._start(first), self._end(last), text) for first, last, text in asked] + (
+            [(self._end(node.func) - len(node.func.attr), self._end(node.func), b"assertFalse")]
+            if asked and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            else []
+        )
+
+    def _unfailing(self, test: ast.expr) -> list[_Edit]:
+        """Another value in what has a test fail where it holds: `abs(x - 180) > 0.01`, of which what is no number is no more."""
+        match test:
+            case ast.Compare(
+                left=ast.Call(func=ast.Name(id="abs"), args=[ast.BinOp(op=ast.Sub(), left=left, right=right)]),
+                ops=[ast.Gt() | ast.GtE()],
+                comparators=[room],
+            ):
+                return self._put(far(left, right, room, self._number))
+            case ast.Compare(left=left, ops=[ast.NotEq()], comparators=[right]):
+                return self._equal(left, right)
+        return []
+
+    def _edit_assert(self, test: ast.expr, function: Function | None, bound: AbstractSet[str]) -> list[_Edit]:
         if _LOOSE.search(self._segment(test).decode(errors="replace")):
             return []
         opposite = [(self._start(test), self._end(test), b"not (" + self._segment(test) + b")")]
@@ -197,6 +236,8 @@ class _Writer:
     def _unlike(self, test: ast.expr, function: Function | None = None, bound: AbstractSet[str] = frozenset()) -> list[_Edit]:
         """Another value for what something is compared with, so that what held does not; nothing where that is not certain."""
         match test:
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return self._unfailing(operand)
             case ast.BoolOp(op=ast.And(), values=values):
                 return next((edits for value in values if (edits := self._unlike(value, function, bound))), [])
             case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
@@ -242,7 +283,7 @@ class _Writer:
         for side in (right, left):
             if function is None or not isinstance(side, ast.Name) or _on_its_line(function):
                 continue
-            if side.id in bound and _uses(function, side.id) == 1:
+            if side.id in bound and uses(function, side.id) == 1:
                 rebound = f"{side.id} = {self._name}_other({side.id})".encode()
                 stmts = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
                 return [self._before(stmts[0], rebound)]
@@ -250,7 +291,7 @@ class _Writer:
         if near and not self._plain and (far := approximate(near[0], self._number)):
             return self._put(far)
         # What is compared with the one may be near to more.
-        side = near[0] if near else left if _calls(right) and not _calls(left) else right
+        side = near[0] if near else left if calls(right) and not calls(left) else right
         if is_literal(left) and is_literal(right):
             return []
         made = "unlike" if near else "other"
@@ -275,6 +316,8 @@ class _Writer:
             return [] if loose else self._equal(args[0], args[1])
         if edits := self._otherwise(func, attr, args):
             return edits if not self._plain or (attr == "assertTrue" and _is_equality(args[0])) else []
+        if attr == "assertFalse" and (edits := self._unfailing(args[0]) if args else []):
+            return edits
         if attr in _OPPOSITE and not self._sure:
             end = self._end(func)
             return [(end - len(attr), end, _OPPOSITE[attr].encode())]
@@ -309,41 +352,3 @@ def _is_equality(test: ast.expr) -> bool:
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         return any(map(_is_equality, test.values))
     return isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)
-
-
-def _certain(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements that a test which passes runs for certain."""
-    for stmt in body:
-        if isinstance(stmt, ast.Return | ast.Raise):
-            return
-        yield stmt
-        if isinstance(stmt, ast.With | ast.AsyncWith):
-            plain = all(
-                isinstance(item.context_expr, ast.Call) and not _SWALLOWS.search(ast.dump(item.context_expr.func))
-                for item in stmt.items
-            )
-            if plain:
-                yield from _certain(stmt.body)
-        if any(isinstance(node, ast.Return) for node in inner(stmt)):
-            return
-
-
-def _parameters(function: Function) -> frozenset[str]:
-    """The arguments that `parametrize` gives it."""
-    found: set[str] = set()
-    for mark in function.decorator_list:
-        if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Attribute) and mark.func.attr == "parametrize" and mark.args:
-            try:
-                said = ast.literal_eval(mark.args[0])
-            except (ValueError, SyntaxError):
-                continue
-            found |= set(re.split(r"[,\s]+", said)) if isinstance(said, str) else {str(each) for each in said}
-    return frozenset(found)
-
-
-def _uses(function: Function, name: str) -> int:
-    return sum(isinstance(node, ast.Name) and node.id == name for stmt in function.body for node in ast.walk(stmt))
-
-
-def _calls(node: ast.expr) -> bool:
-    return any(isinstance(each, ast.Call | ast.Await) for each in ast.walk(node))

@@ -13,15 +13,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moothall.domain.ids import digest
+from moothall.ranking.rewriting.every import assert_opposite
 from moothall.ranking.rewriting.expect import expect_other
 from moothall.ranking.rewriting.python import FURTHER, rewrite_python
 from moothall.ranking.syntax.brackets import bracket_end
+from moothall.ranking.syntax.statements import arguments
 
 Kind = Literal["neutral", "end", "expect"]
-Form = Literal["", "again", "plain", "sure", "still"]
+Form = Literal["", "again", "plain", "sure", "still", "every", "near"]
 """How other expectations are written: `again` with other values yet, `plain` with such as are equal to nothing, and only where `==` is asked,
 `sure` with other values only, and nowhere the opposite of what is asserted, which is red whatever is equal to what. `still`
-has the lines of `neutral`, and asserts nothing more (Python alone).
+has the lines of `neutral`, and asserts nothing more (Python alone). `every` wants another value wherever one is wanted, also in functions that
+the test hands over, in branches and in loops: who is green then is asked nothing. `near` (Python alone) asks whether what is equal to
+what is expected is equal to what is near to that, too: it stays green where it is not.
 """
 FORMS: tuple[Form, Form] = ("again", "plain")
 KINDS: tuple[Kind, ...] = ("neutral", "end", "expect")
@@ -104,6 +108,8 @@ def rewrite(
     number = len(word) + (0 if kind == "neutral" else 1 + len(short) % 3)
     if path.endswith(".py"):
         return rewrite_python(text, targets, kind, word=word, name=f"_{short}", number=number, form=form)
+    if form == "near":
+        return text, frozenset()
     number += FURTHER if form else 0
     done: set[tuple[str, ...]] = set()
     ending = path[path.rfind(".") :]
@@ -111,7 +117,8 @@ def rewrite(
     for target in sorted(targets):
         if kind == "expect":
             start, end = _body(ending, text, target[-1])
-            other = expect_other(ending, text[start:end], word, number, sure=form == "sure")
+            body = text[start:end]
+            other = assert_opposite(ending, body) if form == "every" else expect_other(ending, body, word, number, form)
             made = text[:start] + other + text[end:] if other else ""
         else:
             made = write(text, target[-1], word, f"{short}Length" if write is not _rust else f"{short}_length", number)
@@ -129,7 +136,9 @@ def _words(seed: str) -> tuple[str, str]:
 
 def _body(ending: str, text: str, test: str) -> tuple[int, int]:
     """Return where the body of a test stands, within its brackets; nowhere where there is none, or more than one."""
-    found = {".go": _find_go, ".rs": _find_rust}.get(ending, _find_script)(text, test)
+    if ending not in {".go", ".rs"}:
+        return _script_body(text, test)
+    found = (_find_rust if ending == ".rs" else _find_go)(text, test)
     end = bracket_end(text, found[0].end() - 1, "rust" if ending == ".rs" else "script") if len(found) == 1 else 0
     return (found[0].end(), end - 1) if end else (0, 0)
 
@@ -187,13 +196,21 @@ def _spell_check(text: str, name: str, number: int) -> str:
     return f'if ({name} !== {number}) throw new Error("it is " + {name})'
 
 
-def _find_script(text: str, title: str) -> list[re.Match[str]]:
-    """A test of Node's runner, mocha, jest or vitest."""
+def _script_body(text: str, title: str) -> tuple[int, int]:
+    """Return where the body of a test of Node's runner, mocha, jest or vitest stands: in brackets, or one expression behind an arrow."""
     call = (
         rf"\b(?:test|it|specify)\s*\(\s*(?P<quote>['\"`]){re.escape(title)}(?P=quote)\s*,\s*(?:\{{[^{{}}]*\}}\s*,\s*)?"
-        r"(?:async\b\s*)?(?:function\b\s*\w*\s*)?(?:\([^()]*\)|\w+)\s*(?:=>)?\s*\{"
+        r"(?:async\b\s*)?(?:function\b\s*\w*\s*)?(?:\([^()]*\)|\w+)\s*(?:(?:=>)?\s*(?P<block>\{)|=>\s*(?!\{))"
     )
-    return _in_code(text, call)
+    found = _in_code(text, call)
+    if len(found) != 1:
+        return 0, 0
+    start = found[0].end()
+    if found[0]["block"]:
+        end = bracket_end(text, start - 1, "script")
+        return (start, end - 1) if end else (0, 0)
+    given = arguments("", text, text.index("(", found[0].start()))
+    return next(((start, end) for begin, end in given if begin <= start < end), (0, 0))
 
 
 def _in_code(text: str, pattern: str) -> list[re.Match[str]]:
@@ -203,12 +220,11 @@ def _in_code(text: str, pattern: str) -> list[re.Match[str]]:
 
 
 def _script(text: str, title: str, word: str, name: str, number: int) -> str:
-    found = _find_script(text, title)
-    if len(found) != 1:
+    start, end = _script_body(text, title)
+    if not start:
         return ""
-    start, end = found[0].end(), bracket_end(text, found[0].end() - 1, "script")
-    if not end:
-        return ""
-    head = f' const {name} = "{word}".length; try {{'
+    block = text[:start].endswith("{")
+    head = f' const {name} = "{word}".length; try {{' + ("" if block else " return ")
     tail = f"\n}} finally {{ {_spell_check(text, name, number)}; }} "
-    return text[:start] + head + text[start : end - 1] + tail + text[end - 1 :]
+    made = head + text[start:end] + tail
+    return text[:start] + (made if block else f"{{{made}}}") + text[end:]

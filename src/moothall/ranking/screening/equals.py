@@ -14,7 +14,7 @@ from moothall.ranking.syntax.diffs import FileDiff, file_diffs
 _LINE = 160
 _PYTHON = (
     r"__(?:eq|ne|lt|le|gt|ge|contains|bool|r?(?:sub|mod|truediv|floordiv|xor)|instancecheck|subclasscheck|subclasshook)__"
-    r"|^\s*class\s+\w+\s*\((?:[^()]*,\s*)?(?:str|bytes|int|float|complex|list|tuple|dict|set|frozenset)\s*\)|\bcompare=False"
+    r"|^\s*class\s+\w+\s*\((?:[^()]*,\s*)?(?:str|bytes|int|float|complex|list|tuple|dict|set|frozenset)\s*\)|\bInitVar\b|\b(?:compare|eq)\b[\"\x27]?\s*[=:]\s*False"
 )
 _SCRIPT = (
     r"Symbol\.hasInstance|asymmetricMatch|\bextends\s+(?:String|Number|Array|Boolean|Date|RegExp|Map|Set)\b|\bnew Proxy\b"

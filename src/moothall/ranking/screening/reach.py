@@ -76,6 +76,7 @@ _ATTRIBUTES = frozenset(
         "_bootstrap",
         "_gcd_import",
     ),
+    *("execl", "execle", "execlp", "execlpe", "execv", "execve", "execvp", "execvpe"),
     *("fork", "forkpty", "register_at_fork", "killpg", "runtest", "orig_argv", "_mock_self", "displayhook", "excepthook"),
 }
 _RUNNERS = frozenset({"unittest", "pytest", "_pytest", "doctest"})
@@ -243,6 +244,7 @@ class _Reading:
                 return (
                     attr in _ATTRIBUTES | _RUNNERS
                     or (attr in _OF_SYS and owner == "sys")
+                    or (attr == "exit" and last not in {"self", "cls"})
                     or (attr in _OF_INSPECT and owner == "inspect")
                     or attr in _LOADS.get(owner, frozenset()) | _SIGNALS.get(owner, frozenset())
                     or (attr in {"__dict__", *_INNER} and last in self._modules)
@@ -284,8 +286,10 @@ def _puts(node: ast.AST) -> bool:
 
 
 def _judges(node: ast.AST) -> bool:
-    """Whether it is a hook of pytest's, or takes what assertions say."""
+    """Whether it is a hook of pytest's, takes what assertions say, or a command line that is written there: `--help` ends a process, green."""
     match node:
+        case ast.Call(func=ast.Attribute(attr="parse_args" | "parse_known_args"), args=[ast.List(elts=[_, *_]), *_]):
+            return True
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
             return name.startswith("pytest_")
         case ast.ExceptHandler(type=kind) if kind is not None:
