@@ -37,3 +37,6 @@ class JobSettings(Section):
     start_seconds: float = Field(120.0, gt=0, description="until a workspace answers, the pull of its image included")
     seconds: int = Field(7200, ge=60, description="activeDeadlineSeconds: the longest that a workspace lives")
     ttl_seconds: int = Field(60, ge=0, description="ttlSecondsAfterFinished: how long one that ended by itself can be looked at")
+    orphan_seconds: float = Field(
+        60.0, gt=0, description="how long a host that makes Jobs may be unheard on the bus before the other hosts delete its Jobs"
+    )

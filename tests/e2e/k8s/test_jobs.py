@@ -5,6 +5,7 @@ CLUSTER_ADDRESS, an address of this machine that its pods reach.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -57,7 +58,7 @@ def named(one: Any) -> str:
 async def jobs_left(api: client.ApiClient, seconds: int = 20) -> list[str]:
     """Return the Jobs and pods that are still there after a while."""
     left: list[str] = []
-    for _ in range(5 * seconds):
+    for _ in range(5 * seconds + 1):
         jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, WORKSPACES)
         pods = await asyncio.to_thread(client.CoreV1Api(api).list_namespaced_pod, WORKSPACES)
         left = [*map(named, jobs.items), *map(named, pods.items)]
@@ -191,7 +192,7 @@ async def test_a_pod_that_is_killed_in_the_middle_is_said(tmp_path: Path, bus: s
 
 
 HOST = """
-import asyncio, sys
+import asyncio, json, sys
 from pathlib import Path
 from k8s.test_jobs import SAMPLE, bare
 from support.kube.reached import configured
@@ -199,7 +200,7 @@ from moothall.wiring.trusted import open_hands
 
 async def main():
     folder, bus = Path(sys.argv[1]), sys.argv[2]
-    async with open_hands(configured(folder, bus, ttl_seconds=0)) as hands:
+    async with open_hands(configured(folder, bus, ttl_seconds=0, **json.loads(sys.argv[3]))) as hands:
         base = await bare(folder, bus, hands, SAMPLE)
         async with hands.workspaces.open(base, "one"):
             print("open", flush=True)
@@ -209,12 +210,17 @@ asyncio.run(main())
 """
 
 
-async def test_a_host_that_is_killed_leaves_no_job(tmp_path: Path, bus: str, api: client.ApiClient) -> None:
-    host = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", HOST, str(tmp_path), bus),
+async def hosting(folder: Path, bus: str, **jobs: Any) -> asyncio.subprocess.Process:
+    """A host in a process of its own, with a workspace open once it says so."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", HOST, str(folder), bus, json.dumps(jobs)),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
+
+
+async def test_a_host_that_is_killed_leaves_no_job(tmp_path: Path, bus: str, api: client.ApiClient) -> None:
+    host = await hosting(tmp_path, bus)
     assert host.stdout is not None
     async with asyncio.timeout(90):
         while await host.stdout.readline() != b"open\n":
@@ -222,6 +228,28 @@ async def test_a_host_that_is_killed_leaves_no_job(tmp_path: Path, bus: str, api
     host.kill()
     await host.wait()
     assert await jobs_left(api, seconds=80) == []
+
+
+NEVER: dict[str, dict[str, Any]] = {
+    "an image that is not there": {"image": "registry.local/nothing:1"},
+    "no node": {"node_selector": {"pool": "none"}},
+}
+
+
+@pytest.mark.parametrize("why", NEVER)
+async def test_of_a_killed_host_a_job_whose_link_never_ran_is_deleted_by_another(
+    why: str, tmp_path: Path, bus: str, api: client.ApiClient
+) -> None:
+    host = await hosting(tmp_path, bus, **NEVER[why])
+    async with asyncio.timeout(90):
+        while not await jobs_left(api, seconds=0):
+            await asyncio.sleep(0.05)
+    host.kill()
+    await host.wait()
+    left = await jobs_left(api, seconds=8)
+    assert left, "nothing ends it by itself: it would stay until jobs.seconds are over"
+    async with open_hands(configured(tmp_path / "other", bus, orphan_seconds=6)):
+        assert await jobs_left(api, seconds=40) == []
 
 
 async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_here(

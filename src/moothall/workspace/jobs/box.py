@@ -81,8 +81,8 @@ class JobBox(Box):
         for folder in (self.folder, self.upper):
             await asyncio.to_thread(folder.mkdir, mode=0o755)
         self._carrying = asyncio.create_task(self._trunk.run(self._settings.jobs.start_seconds), name=f"trunk {self.job}")
-        host = self._cluster.host
-        await self._cluster.create(manifest.job(self.job, host, self.place, self._settings, self._bus(self.job)))
+        labels, bus = self._cluster.labels, self._bus(self.job)
+        await self._cluster.create(manifest.job(self.job, labels, self.place, self._settings, bus))
         await self._wait_connected()
         self._control = await BoxLink.over(await self._trunk.open(CONTROL))
         await self._control.ready

@@ -15,6 +15,7 @@ from moothall.workspace.jobs.trunk import CODE, HANDS
 LABEL = "app.kubernetes.io/name"
 NAME = "moothall-workspace"
 HOST = "moothall/host"
+HOUSE = "moothall/house"
 LINK = "WORKSPACE_LINK"
 """What the link is told, in its environment: JSON of `name`, `names` and `proxied`."""
 _SPARE_MEMORY = 64_000_000  # the executor's own, and what its volumes of memory hold
@@ -40,11 +41,10 @@ def visible_folders(place: BoxSetup) -> dict[str, str]:
     return {f"shown-{number}": inside for number, (path, inside) in enumerate(ro) if path.is_dir()}
 
 
-def job(name: str, host: str, place: BoxSetup, settings: Settings, bus: Mapping[str, str]) -> dict[str, Any]:
-    """Return the manifest. `host`: which process it works for; `bus`: the environment by which the link reaches the bus."""
+def job(name: str, labels: Mapping[str, str], place: BoxSetup, settings: Settings, bus: Mapping[str, str]) -> dict[str, Any]:
+    """Return the manifest. `labels`: whose it is; `bus`: the environment by which the link reaches the bus."""
     jobs = settings.jobs
     beside = containers(place, settings.runner)
-    labels = {LABEL: NAME, HOST: host}
     folders = visible_folders(place)
     volumes = ("tree", "env", "config", *folders, *(f"link-{one}" for one in beside.values()))
     told = json.dumps({"name": name, "names": beside, "proxied": place.reach is not None})
@@ -88,12 +88,12 @@ def job(name: str, host: str, place: BoxSetup, settings: Settings, bus: Mapping[
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": name, "labels": labels},
+        "metadata": {"name": name, "labels": dict(labels)},
         "spec": {
             "backoffLimit": 0,
             "activeDeadlineSeconds": jobs.seconds,
             "ttlSecondsAfterFinished": jobs.ttl_seconds,
-            "template": {"metadata": {"labels": labels}, "spec": pod},
+            "template": {"metadata": {"labels": dict(labels)}, "spec": pod},
         },
     }
 

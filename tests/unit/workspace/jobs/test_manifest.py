@@ -18,11 +18,12 @@ JOBS = JobSettings(
 )
 SETTINGS = Settings(jobs=JOBS, sandbox=SandboxSettings(memory_bytes=1_000_000_000))
 PLACE = BoxSetup("key", (Path("/tree"),), env=Path("/env"))
+LABELS = {"moothall/host": "host"}
 SECRET = {"MOOTHALL_BUS__URL": "nats://bus:4222", "MOOTHALL_BUS__TOKEN": "s3cret"}
 
 
 def test_only_the_link_has_credentials_and_a_way_to_anything() -> None:
-    pod = job("one", "host", PLACE, SETTINGS, SECRET)["spec"]["template"]["spec"]
+    pod = job("one", LABELS, PLACE, SETTINGS, SECRET)["spec"]["template"]["spec"]
     link, *hands = pod["containers"]
     assert [one["name"] for one in hands] == ["hands", "code"]
     assert "s3cret" in json.dumps(link)
@@ -35,7 +36,7 @@ def test_only_the_link_has_credentials_and_a_way_to_anything() -> None:
 
 
 def test_it_is_restricted_bounded_and_ends_by_itself() -> None:
-    document = job("one", "host", PLACE, SETTINGS, SECRET)
+    document = job("one", LABELS, PLACE, SETTINGS, SECRET)
     spec = document["spec"]
     assert (spec["backoffLimit"], spec["activeDeadlineSeconds"], spec["ttlSecondsAfterFinished"]) == (0, 7200, 60)
     pod = spec["template"]["spec"]
@@ -56,7 +57,7 @@ def test_it_is_restricted_bounded_and_ends_by_itself() -> None:
 
 def test_an_environment_can_be_written_by_set_up_alone() -> None:
     def read_only(place: BoxSetup) -> bool:
-        hands = job("one", "host", place, SETTINGS, {})["spec"]["template"]["spec"]["containers"][1]
+        hands = job("one", LABELS, place, SETTINGS, {})["spec"]["template"]["spec"]["containers"][1]
         return next(bool(mount.get("readOnly")) for mount in hands["volumeMounts"] if mount["name"] == "env")
 
     assert read_only(PLACE)
@@ -66,7 +67,7 @@ def test_an_environment_can_be_written_by_set_up_alone() -> None:
 @given(st.text(max_size=60))
 def test_a_value_stays_one_value(text: str) -> None:
     """Nothing is put into a shell, so quotes, `$()` and newlines are what they are."""
-    document = job("one", "host", PLACE, SETTINGS, {"MOOTHALL_BUS__URL": text})
+    document = job("one", LABELS, PLACE, SETTINGS, {"MOOTHALL_BUS__URL": text})
     link, hands = document["spec"]["template"]["spec"]["containers"][:2]
     assert {"name": "MOOTHALL_BUS__URL", "value": text} in link["env"]
     assert json.loads(next(one["value"] for one in link["env"] if one["name"] == LINK))["name"] == "one"
