@@ -113,6 +113,7 @@ def test_the_services_may_make_jobs_in_one_namespace_and_nothing_else() -> None:
     assert allowed == {
         *(("jobs", verb) for verb in ("create", "delete", "list")),
         *((kind, verb) for kind in ("pods", "events") for verb in ("list", "watch")),
+        ("resourcequotas", "list"),
     }
 
 

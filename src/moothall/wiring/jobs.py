@@ -11,6 +11,7 @@ from pathlib import Path
 from moothall.aio import beside
 from moothall.config import Settings
 from moothall.domain.ids import digest
+from moothall.domain.overview import Finding
 from moothall.errors import ConfigurationError
 from moothall.workspace.box import Box, BoxSetup
 from moothall.workspace.jobs.trunk import Carrier
@@ -72,3 +73,19 @@ async def open_jobs(settings: Settings) -> AsyncIterator[MakeBox]:
 
         async with beside(Reconciler(cluster, carrier, settings.jobs.orphan_seconds).run(), "jobs without a host"):
             yield make
+
+
+async def examine_jobs(settings: Settings) -> AsyncIterator[Finding]:
+    """Yield what the cluster says of the Jobs of workspaces."""
+    try:
+        from moothall.workspace.jobs.examine import examine
+
+        reach = _reach(settings, "moothall-doctor")
+    except ModuleNotFoundError:
+        yield Finding("cluster", ok=False, detail="the package kubernetes is missing", mend="pip install 'moothall[kubernetes]'")
+        return
+    except ConfigurationError as error:
+        yield Finding("cluster", ok=False, detail=error.message, mend="set MOOTHALL_JOBS__LINK_KEYS_FILE to a links.json")
+        return
+    async for finding in examine(settings, reach):
+        yield finding

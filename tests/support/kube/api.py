@@ -96,7 +96,7 @@ def kube_api(folder: Path) -> Iterator[KubeApi]:
                 self.end_headers()
                 api.stopped.wait()
                 return
-            status, document = api.answer(self.command, at.path, query, body)
+            status, document = api.answer(self.command, at.path.rstrip("/"), query, body)
             said = json.dumps(document).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

@@ -23,8 +23,8 @@ log = get_logger(__name__)
 CALL_SECONDS = 20
 _WATCH_SECONDS, _AGAIN_SECONDS = 300, 1.0
 _GONE, _MISSING = 410, 404
-FAILURES = (client.ApiException, HTTPError, OSError)
-"""What a call of the client raises; `words` says what of it is worth reading."""
+FAILURES = (client.ApiException, HTTPError, OSError, ValueError)
+"""What a call of the client raises, of a document that is none too; `words` says what of it is worth reading."""
 
 
 class Cluster:
@@ -143,7 +143,7 @@ class Cluster:
                     if self._loop is None or self._closed.is_set():
                         return
                     self._loop.call_soon_threadsafe(saw, event["type"], event["raw_object"])
-            except (*FAILURES, ValueError) as error:
+            except FAILURES as error:
                 if not self._closed.is_set() and getattr(error, "status", 0) != _GONE:
                     log.warning("the cluster is not heard; trying again", reason=words(error))
             except RuntimeError:
