@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from moothall import telemetry
 from moothall.domain.code import CodeBlock
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Prepared
@@ -104,6 +105,20 @@ async def test_a_block_of_python_works_on_the_same_files_while_tools_do(house: L
             ran = await workspace.run_code(block, ask)
             assert "by a block" in ran.printed, ran
         assert [change.path for change in await workspace.changes()] == ["made.txt"]
+
+
+async def test_jobs_say_whose_they_are_and_one_that_was_kept_ready_as_soon_as_it_is_taken(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    async with in_pods(tmp_path, FILES, warm=1) as house:
+        assert house.pods is not None
+        prepared = await house.prepared()
+        for seat in ("first", "second"):
+            with telemetry.bound(task_id="t1", tenant="team", seat=seat):
+                async with house.workspaces.open(prepared, seat):
+                    await asyncio.sleep(0.1)
+        said = [[one.get(f"moothall/{what}") for what in ("task", "tenant", "seat")] for one in house.pods.labelled.values()]
+    assert said[:2] == [["t1", "team", "first"], ["t1", "team", "second"]]
+    assert all(one == [None, None, None] for one in said[2:]), "what is kept ready belongs to nobody"
 
 
 async def test_a_pod_that_is_lost_in_the_middle_says_why(house: Local) -> None:

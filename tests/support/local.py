@@ -75,10 +75,10 @@ async def local(folder: Path, files: Mapping[str, str | bytes] = SAMPLE, *, warm
 
 @asynccontextmanager
 async def in_pods(
-    folder: Path, files: Mapping[str, str | bytes] = SAMPLE, *, environments: Path | None = None, **limits: Any
+    folder: Path, files: Mapping[str, str | bytes] = SAMPLE, *, environments: Path | None = None, warm: int = 0, **limits: Any
 ) -> AsyncIterator[Local]:
     """The same in pods nearby."""
-    async with _local(folder, files, WorkspaceSettings(warm=0, environments=environments), limits, in_pods=True) as house:
+    async with _local(folder, files, WorkspaceSettings(warm=warm, environments=environments), limits, in_pods=True) as house:
         yield house
 
 

@@ -265,7 +265,7 @@ class Host:
         with (
             # Delivered again or elsewhere, it goes on in the trace of its request.
             telemetry.span("deliberation", about, kind="consumer", parent=parent),
-            telemetry.bound(task_id=deliberation.task_id),
+            telemetry.bound(task_id=deliberation.task_id, tenant=deliberation.tenant),
             telemetry.metrics.DELIBERATIONS_IN_FLIGHT.track_inprogress(),
         ):
             await self._go_on(deliberation, deliveries, fresh=fresh)

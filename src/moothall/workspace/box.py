@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,7 @@ class Box(ABC):
         self.folder = folder
         self.upper = folder / "upper"
         self.called = folder.name
+        self.whose: Mapping[str, str] = {}
         self._settings = settings
         self._limits = place.limits or settings.sandbox
         self._link: BoxLink | None = None
@@ -109,6 +110,10 @@ class Box(ABC):
     def name(self) -> str:
         """The folder's name, which is unique."""
         return self.folder.name
+
+    def belong_to(self, whose: Mapping[str, str]) -> None:
+        """Let people who look on see whose it is: `task_id`, `tenant`, `seat`, as far as they are known. Before it is started or later."""
+        self.whose = whose
 
     @property
     def _log(self) -> Path:

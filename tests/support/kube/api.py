@@ -71,8 +71,9 @@ class KubeApi:
         if name not in self.jobs:
             return _failure(404, f"jobs.batch {name!r} not found")
         if verb == "patch":
-            for part, values in body["metadata"].items():
-                self.jobs[name]["metadata"].setdefault(part, {}).update(values)
+            for one in body:
+                *_, part, key = one["path"].split("/")
+                self.jobs[name]["metadata"][part][key.replace("~1", "/")] = one["value"]
             return 200, self.jobs[name]
         return 200, self.jobs.pop(name)
 

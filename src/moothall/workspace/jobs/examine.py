@@ -66,11 +66,13 @@ def _ask_rights(api: client.ApiClient, jobs: JobSettings) -> Finding:
     part, space = "cluster rights", jobs.namespace
     try:
         lacks = [f"{verb} {what}" for verb, group, what in _NEEDED if not _may(api, space, verb, group, what)]
+        may_label = _may(api, space, "patch", *_JOBS)
     except FAILURES as error:
         return Finding(part, ok=False, detail=f"what we may do is not told: {words(error)}", mend=_ROLE)
     if lacks:
         return Finding(part, ok=False, detail=f"in {space} we may not {', '.join(lacks)}", mend=_ROLE)
-    return Finding(part, ok=True, detail=f"in {space}: Jobs are made, listed and deleted, pods and events watched")
+    nameless = "" if may_label else "; what is kept ready cannot be labelled with its task when it is taken (patch jobs)"
+    return Finding(part, ok=True, detail=f"in {space}: Jobs are made, listed and deleted, pods and events watched{nameless}")
 
 
 def _may(api: client.ApiClient, space: str, verb: str, group: str, what: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +17,10 @@ LABEL = "app.kubernetes.io/name"
 NAME = "moothall-workspace"
 HOST = "moothall/host"
 HOUSE = "moothall/house"
+WHOSE = {"task_id": "moothall/task", "seat": "moothall/seat", "tenant": "moothall/tenant"}
 LINK = "WORKSPACE_LINK"
 """What the link is told, in its environment: JSON of `name`, `names` and `proxied`."""
+_ODD, _LABEL_CHARS = re.compile(r"[^A-Za-z0-9._-]+"), 63
 _SPARE_MEMORY = 64_000_000  # the executor's own, and what its volumes of memory hold
 _LINK_MEMORY = 512_000_000
 _RESTRICTED = {
@@ -27,6 +30,12 @@ _RESTRICTED = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+
+
+def labels_of(whose: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels that say whose a Job is; what no label can be is left out or replaced by `-`."""
+    said = {label: _ODD.sub("-", whose.get(name, ""))[:_LABEL_CHARS].strip("-._") for name, label in WHOSE.items()}
+    return {label: value for label, value in said.items() if value}
 
 
 def containers(place: BoxSetup, runner: RunnerSettings) -> dict[int, str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from moothall.config import JobSettings, SandboxSettings, Settings, WorkspaceSet
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
 from moothall.workspace.box import BoxSetup
-from moothall.workspace.jobs.manifest import LINK, job
+from moothall.workspace.jobs.manifest import LINK, job, labels_of
 
 JOBS = JobSettings(
     image="work:1", link_image="moothall:1", runtime_class="gvisor", node_selector={"pool": "work"}, pull_secrets=("hub",)
@@ -73,6 +74,18 @@ def test_a_value_stays_one_value(text: str) -> None:
     assert json.loads(next(one["value"] for one in link["env"] if one["name"] == LINK))["name"] == "one"
     assert hands["command"][:4] == ["/usr/bin/python3", "-I", "-S", "-c"]
     assert json.loads(hands["args"][1])["program"] == "moothall.inside.executor"
+
+
+@given(st.dictionaries(st.sampled_from(["task_id", "seat", "tenant", "trace_id"]), st.text(max_size=200)))
+def test_whatever_a_task_is_called_its_labels_are_labels(whose: dict[str, str]) -> None:
+    for key, value in labels_of(whose).items():
+        assert key.startswith("moothall/")
+        assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", value)
+
+
+def test_labels_say_task_seat_and_tenant() -> None:
+    said = labels_of({"task_id": "story-1/$(id)", "seat": "agent-dev-001", "tenant": "team a", "trace_id": "x"})
+    assert said == {"moothall/task": "story-1-id", "moothall/seat": "agent-dev-001", "moothall/tenant": "team-a"}
 
 
 def test_a_kind_without_its_images_stops_the_start(tmp_path: Path) -> None:

@@ -136,6 +136,15 @@ async def test_hosts_hear_each_other_over_the_bus(api: KubeApi) -> None:
         assert set(api.jobs) == {"of-first", "of-second"}
 
 
+async def test_labels_are_added_to_those_of_a_job_where_that_is_allowed(api: KubeApi, cluster: Cluster) -> None:
+    api.job("one", **cluster.labels)
+    await cluster.label("one", {"moothall/task": "t1"})
+    assert api.jobs["one"]["metadata"]["labels"] == {**cluster.labels, "moothall/task": "t1"}
+    api.denied.add(("patch", "jobs"))
+    await cluster.label("one", {"moothall/task": "t2"})
+    assert api.jobs["one"]["metadata"]["labels"]["moothall/task"] == "t1"
+
+
 def test_a_house_is_whose_pods_reach_the_same_bus() -> None:
     def named(**said: Any) -> str:
         return house_of(Settings(bus=BusSettings(url=said.pop("url", "nats://127.0.0.1:4222")), jobs=JobSettings(**said)))
