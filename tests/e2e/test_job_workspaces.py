@@ -121,6 +121,19 @@ async def test_jobs_say_whose_they_are_and_one_that_was_kept_ready_as_soon_as_it
     assert all(one == [None, None, None] for one in said[2:]), "what is kept ready belongs to nobody"
 
 
+async def test_all_that_is_done_for_a_repository_is_done_in_its_own_image(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    setup, checks = (("sh", "-c", "echo made > /env/made"),), {"see": ("sh", "-c", "cat /env/made; python3 -c pass")}
+    async with in_pods(tmp_path, FILES, images={"sam*": "own:1"}, warm=1) as house:
+        assert house.pods is not None
+        prepared = await house.preparer.prepare(house.base(setup=setup, checks=checks))
+        async with house.workspaces.open(prepared, "seat"):
+            pass
+        ran = list(house.pods.images.values())
+    assert len(ran) >= 4, "set-up, checks of the base, a seat, and what is kept ready"
+    assert set.union(*ran) == {"own:1"}
+
+
 async def test_a_pod_that_is_lost_in_the_middle_says_why(house: Local) -> None:
     assert house.pods is not None
     prepared = await house.prepared({"run": python("import time; time.sleep(60)")})

@@ -73,10 +73,13 @@ class NearbyPods(Cluster):
         self.refusal = ""
         self.labelled: dict[str, dict[str, str]] = {}
         """What every Job that there was said of itself."""
+        self.images: dict[str, set[str]] = {}
+        """What its commands ran in."""
 
     async def create(self, manifest: dict[str, Any]) -> None:
         """Start what the Job would start."""
         name, pod = manifest["metadata"]["name"], manifest["spec"]["template"]["spec"]
+        self.images[name] = {one["image"] for one in pod["containers"][1:]}
         self.labelled[name] = dict(manifest["metadata"]["labels"])
         self._wrong[name] = asyncio.get_running_loop().create_future()
         if self.refusal:

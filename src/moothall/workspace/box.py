@@ -44,7 +44,8 @@ Asked = Callable[[Answer], Awaitable[Answer]]
 class BoxSetup:
     """What a box shows: `tree` (topmost first) at /workspace, `env` at /env, more folders read-only. Without a tree there is
     an empty folder. `program` answers in it; `limits` hold instead of the settings'; `cpu_share` is the processors that a command may use on average, 0: as the limits say. `toolchains` are shown where they lie, and
-    their bin is put on PATH; `reach` is what it may reach, through a proxy: without, nothing; `python` is the prefix of the interpreter that /env was made with, where it is not our own.
+    their bin is put on PATH; `reach` is what it may reach, through a proxy: without, nothing; `python` is the prefix of the interpreter that /env was made with, where it is not our own. `image`: what a
+    pod of it runs in, where that is not the one for all.
     """
 
     key: str
@@ -58,6 +59,7 @@ class BoxSetup:
     cpu_share: float = 0.0
     toolchains: tuple[Path, ...] = ()
     python: Path | None = None
+    image: str = ""
 
     def describe_walls(self, limits: SandboxSettings, **more: Any) -> dict[str, Any]:
         """Return what the program in it is told of its walls."""

@@ -115,7 +115,7 @@ def _hands(name: str, place: BoxSetup, settings: Settings) -> dict[str, Any]:
     cpu = settings.jobs.cpu
     return {
         "name": name,
-        "image": settings.jobs.image,
+        "image": place.image or settings.jobs.image,
         "command": [settings.jobs.python, "-I", "-S", "-c", BOOT.format(module="moothall.inside.hands")],
         "args": ["/link/link.sock", json.dumps(options)],
         "workingDir": WORKSPACE,

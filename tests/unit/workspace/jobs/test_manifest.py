@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from moothall.config import JobSettings, SandboxSettings, Settings, WorkspaceSettings
+from moothall.domain.repository import Base, Profile
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
 from moothall.workspace.box import BoxSetup
 from moothall.workspace.jobs.manifest import LINK, job, labels_of
+from moothall.workspace.layout import environment_key, prepared_key
 
 JOBS = JobSettings(
     image="work:1", link_image="moothall:1", runtime_class="gvisor", node_selector={"pool": "work"}, pull_secrets=("hub",)
@@ -86,6 +90,27 @@ def test_whatever_a_task_is_called_its_labels_are_labels(whose: dict[str, str]) 
 def test_labels_say_task_seat_and_tenant() -> None:
     said = labels_of({"task_id": "story-1/$(id)", "seat": "agent-dev-001", "tenant": "team a", "trace_id": "x"})
     assert said == {"moothall/task": "story-1-id", "moothall/seat": "agent-dev-001", "moothall/tenant": "team-a"}
+
+
+def test_a_repository_has_the_image_that_its_operator_says_and_the_link_is_ours() -> None:
+    jobs = JobSettings(images={"shop": "shop:1", "https://git.example/legacy/*": "old:1", "*": "any:1"})
+    assert jobs.image_of("shop", "/srv/shop") == "shop:1"
+    assert jobs.image_of("x", "https://git.example/legacy/one.git") == "old:1"
+    assert jobs.image_of("x", "/srv/x") == "any:1"
+    assert JOBS.image_of("shop", "/srv/shop") == ""
+    pod = job("one", LABELS, replace(PLACE, image="shop:1"), SETTINGS, SECRET)["spec"]["template"]["spec"]
+    assert [one["image"] for one in pod["containers"]] == ["moothall:1", "shop:1", "shop:1"]
+    with pytest.raises(ValidationError, match="at least 1 character"):
+        JobSettings(images={"shop": ""})
+
+
+def test_what_was_made_in_one_image_is_not_taken_for_another() -> None:
+    base = Base("shop", "0" * 40, Profile(setup=(("pip", "install", "-e", "."),), checks={"tests": ("pytest",)}))
+    bases = (base, replace(base, image="shop:1"), replace(base, image="shop:2"))
+    assert len({environment_key(one) for one in bases}) == len({prepared_key(one) for one in bases}) == 3
+    assert len({prepared_key(replace(one, profile=Profile())) for one in bases}) == 3, (
+        "nothing is set up, yet its checks run there"
+    )
 
 
 def test_a_kind_without_its_images_stops_the_start(tmp_path: Path) -> None:
