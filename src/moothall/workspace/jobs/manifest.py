@@ -55,7 +55,9 @@ def job(name: str, labels: Mapping[str, str], place: BoxSetup, settings: Setting
     jobs = settings.jobs
     beside = containers(place, settings.runner)
     folders = visible_folders(place)
-    volumes = ("tree", "env", "config", *folders, *(f"link-{one}" for one in beside.values()))
+    volumes = ("tree", "env", "config", *folders)
+    # What all containers may take together is the pod's bound: its volumes count against that, and each against its own limit.
+    share, bound = jobs.disk_bytes // (1 + len(beside)), {"sizeLimit": str(jobs.disk_bytes)}
     told = json.dumps({"name": name, "names": beside, "proxied": place.reach is not None})
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
@@ -64,8 +66,8 @@ def job(name: str, labels: Mapping[str, str], place: BoxSetup, settings: Setting
         "terminationGracePeriodSeconds": 1,
         "securityContext": {"runAsUser": UID, "runAsGroup": UID, "fsGroup": UID, "runAsNonRoot": True},
         "volumes": [
-            *({"name": one, "emptyDir": {}} for one in volumes),
-            *({"name": f"tmp-{one}", "emptyDir": {}} for one in beside.values()),
+            *({"name": one, "emptyDir": bound} for one in (*volumes, *(f"tmp-{one}" for one in beside.values()))),
+            *({"name": f"link-{one}", "emptyDir": {"sizeLimit": "1Mi"}} for one in beside.values()),
             *({"name": f"shm-{one}", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}} for one in beside.values()),
         ],
         "containers": [
@@ -75,7 +77,7 @@ def job(name: str, labels: Mapping[str, str], place: BoxSetup, settings: Setting
                 "command": ["python", "-m", "moothall.wiring.link"],
                 "env": [{"name": key, "value": value} for key, value in {**bus, LINK: told}.items()],
                 "securityContext": _RESTRICTED,
-                "resources": _resources("500m", "50m", _LINK_MEMORY, jobs.disk_bytes),
+                "resources": _resources("500m", "50m", _LINK_MEMORY, share),
                 "volumeMounts": [
                     {"name": "tree", "mountPath": WORKSPACE},
                     {"name": "env", "mountPath": ENVIRONMENT},
@@ -84,7 +86,7 @@ def job(name: str, labels: Mapping[str, str], place: BoxSetup, settings: Setting
                     *({"name": one, "mountPath": f"/shown/{one.removeprefix('shown-')}"} for one in folders),
                 ],
             },
-            *(_hands(one, place, settings) for one in beside.values()),
+            *(_hands(one, place, settings, share) for one in beside.values()),
         ],
     }
     wanted = {
@@ -107,7 +109,7 @@ def job(name: str, labels: Mapping[str, str], place: BoxSetup, settings: Setting
     }
 
 
-def _hands(name: str, place: BoxSetup, settings: Settings) -> dict[str, Any]:
+def _hands(name: str, place: BoxSetup, settings: Settings, disk: int) -> dict[str, Any]:
     """A container that runs what a model wrote: no credentials, no environment of ours, nothing to write to but its files."""
     limits = place.limits or settings.sandbox
     proxied = place.reach is not None and name == "hands"
@@ -120,7 +122,7 @@ def _hands(name: str, place: BoxSetup, settings: Settings) -> dict[str, Any]:
         "args": ["/link/link.sock", json.dumps(options)],
         "workingDir": WORKSPACE,
         "securityContext": _RESTRICTED,
-        "resources": _resources(cpu, "100m", limits.memory_bytes + _SPARE_MEMORY, settings.jobs.disk_bytes),
+        "resources": _resources(cpu, "100m", limits.memory_bytes + _SPARE_MEMORY, disk),
         "volumeMounts": [
             {"name": "tree", "mountPath": WORKSPACE},
             {"name": "env", "mountPath": ENVIRONMENT, "readOnly": not place.env_writable},

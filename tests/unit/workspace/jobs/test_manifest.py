@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from moothall.config import JobSettings, SandboxSettings, Settings, WorkspaceSettings
+from moothall.config import JobSettings, RunnerSettings, SandboxSettings, Settings, WorkspaceSettings
 from moothall.domain.repository import Base, Profile
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
@@ -58,6 +58,21 @@ def test_it_is_restricted_bounded_and_ends_by_itself() -> None:
         [{"name": "hub"}],
     )
     assert "tolerations" not in pod
+    tolerations = ({"key": "pool", "operator": "Equal", "value": "work", "effect": "NoSchedule"}, {"operator": "Exists"})
+    tolerant = Settings(jobs=JOBS.model_copy(update={"tolerations": tolerations}))
+    assert job("one", LABELS, PLACE, tolerant, SECRET)["spec"]["template"]["spec"]["tolerations"] == list(tolerations)
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["two beside the link", "one"])
+def test_all_that_a_pod_writes_is_within_the_bound_of_a_workspace(*, full: bool) -> None:
+    settings = Settings(jobs=JOBS, runner=RunnerSettings(full=full))
+    pod = job("one", LABELS, PLACE, settings, SECRET)["spec"]["template"]["spec"]
+    assert len(pod["containers"]) == 2 + full
+    limits = [int(one["resources"]["limits"]["ephemeral-storage"]) for one in pod["containers"]]
+    assert 0 <= JOBS.disk_bytes - sum(limits) < len(limits)
+    sizes = {one["name"]: one["emptyDir"]["sizeLimit"] for one in pod["volumes"]}
+    assert sizes["tree"] == sizes["env"] == sizes["tmp-hands"] == str(JOBS.disk_bytes)
+    assert sizes["link-hands"] == "1Mi"
 
 
 def test_an_environment_can_be_written_by_set_up_alone() -> None:
