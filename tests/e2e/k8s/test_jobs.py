@@ -5,9 +5,7 @@ CLUSTER_ADDRESS, an address of this machine that its pods reach.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,6 +17,7 @@ import pytest_asyncio
 from kubernetes import client
 
 from house import Command, git
+from moothall.aio import beside
 from moothall.config import Settings
 from moothall.domain.code import CodeBlock
 from moothall.domain.evidence import Verdict
@@ -66,6 +65,20 @@ async def jobs_left(api: client.ApiClient, seconds: int = 20) -> list[str]:
             return []
         await asyncio.sleep(0.2)
     return left
+
+
+async def labelled(api: client.ApiClient) -> dict[str, dict[str, str]]:
+    """Return the labels of each Job that there is."""
+    jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, WORKSPACES)
+    found: list[Any] = jobs.items
+    return {named(one): dict(one.metadata.labels) for one in found}
+
+
+async def watch_jobs(api: client.ApiClient, seen: dict[str, dict[str, str]]) -> None:
+    """Note every Job and what it says last of whose it is."""
+    while True:
+        seen.update(await labelled(api))
+        await asyncio.sleep(0.2)
 
 
 async def call(workspace: Any, tool: str, **arguments: Any) -> Any:
@@ -191,71 +204,10 @@ async def test_a_pod_that_is_killed_in_the_middle_is_said(tmp_path: Path, bus: s
     assert await jobs_left(api) == []
 
 
-HOST = """
-import asyncio, json, sys
-from pathlib import Path
-from k8s.test_jobs import SAMPLE, bare
-from support.kube.reached import configured
-from moothall.wiring.trusted import open_hands
-
-async def main():
-    folder, bus = Path(sys.argv[1]), sys.argv[2]
-    async with open_hands(configured(folder, bus, ttl_seconds=0, **json.loads(sys.argv[3]))) as hands:
-        base = await bare(folder, bus, hands, SAMPLE)
-        async with hands.workspaces.open(base, "one"):
-            print("open", flush=True)
-            await asyncio.sleep(600)
-
-asyncio.run(main())
-"""
-
-
-async def hosting(folder: Path, bus: str, **jobs: Any) -> asyncio.subprocess.Process:
-    """A host in a process of its own, with a workspace open once it says so."""
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", HOST, str(folder), bus, json.dumps(jobs)),
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-
-
-async def test_a_host_that_is_killed_leaves_no_job(tmp_path: Path, bus: str, api: client.ApiClient) -> None:
-    host = await hosting(tmp_path, bus)
-    assert host.stdout is not None
-    async with asyncio.timeout(90):
-        while await host.stdout.readline() != b"open\n":
-            assert host.returncode is None
-    host.kill()
-    await host.wait()
-    assert await jobs_left(api, seconds=80) == []
-
-
-NEVER: dict[str, dict[str, Any]] = {
-    "an image that is not there": {"image": "registry.local/nothing:1"},
-    "no node": {"node_selector": {"pool": "none"}},
-}
-
-
-@pytest.mark.parametrize("why", NEVER)
-async def test_of_a_killed_host_a_job_whose_link_never_ran_is_deleted_by_another(
-    why: str, tmp_path: Path, bus: str, api: client.ApiClient
-) -> None:
-    host = await hosting(tmp_path, bus, **NEVER[why])
-    async with asyncio.timeout(90):
-        while not await jobs_left(api, seconds=0):
-            await asyncio.sleep(0.05)
-    host.kill()
-    await host.wait()
-    left = await jobs_left(api, seconds=8)
-    assert left, "nothing ends it by itself: it would stay until jobs.seconds are over"
-    async with open_hands(configured(tmp_path / "other", bus, orphan_seconds=6)):
-        assert await jobs_left(api, seconds=40) == []
-
-
 async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_here(
     tmp_path: Path, bus: str, model: ScriptedModel, api: client.ApiClient
 ) -> None:
-    diffs = []
+    diffs, seen = [], dict[str, dict[str, str]]()
     in_jobs = {
         "MOOTHALL_WORKSPACE__KIND": "kubernetes",
         "MOOTHALL_JOBS__IMAGE": os.environ["MOOTHALL_JOBS__IMAGE"],
@@ -269,10 +221,16 @@ async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_h
         await make_sample_repository(repo)
         command = Command(tmp_path / name / "data", model.base_url, {"MOOTHALL_RAY__MODE": "process", **extra})
         asked = ("deliberate", "--repo", str(repo), "--agents", "3", "--json", "Add hello_world() function to src/utils.py")
-        done = await command(*asked, seconds=900)  # about ten pods, one after the other's set-up: minutes on a busy machine
+        async with beside(watch_jobs(api, seen), "jobs"):
+            done = await command(*asked, seconds=900)  # about ten pods, one after the other's set-up: minutes on a busy machine
         assert done.code == 0, done.err
         assert done.document["proven"] is True
         assert len(done.document["results"]) == 3
+        assert bool(seen) == (name == "jobs")
         diffs.append((git(repo, "show", done.document["branch"], "--format="), done.document["results"][0]["checks"]))
     assert diffs[0] == diffs[1]
+    tasks = {labels["moothall/task"] for labels in seen.values() if "moothall/task" in labels}
+    assert len(tasks) == 1, seen
+    seats = {labels["moothall/seat"]: job for job, labels in seen.items() if "moothall/seat" in labels}
+    assert len(seats) == 3, f"each of three seats in a Job of its own: {seen}"
     assert await jobs_left(api) == []
