@@ -14,11 +14,13 @@ import click
 
 from moothall.cli.documents import findings_document
 from moothall.cli.exits import EXIT_NONE
+from moothall.cli.fleet import time_of
 from moothall.cli.options import example, json_option
 from moothall.cli.run import print_json, with_settings
 from moothall.config import LlmSettings, SandboxSettings, Settings
 from moothall.config.models import DEFAULT
 from moothall.domain.code import CodeBlock
+from moothall.domain.fleet import HostState
 from moothall.domain.overview import Finding
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import MoothallError, WorkspaceFailed
@@ -179,8 +181,12 @@ async def _fleet(settings: Settings) -> Finding:
         return Finding("fleet", ok=False, detail=error.message, mend=mend)
     if found is None:
         return Finding("fleet", ok=True, detail="nothing is served now")
-    told = ", ".join(f"{host.name} on {host.node} holds {len(host.holds)}" for host in found)
+    told = "; ".join(f"{host.name} on {host.node} since {time_of(host.since)}, {_held(host)}" for host in found)
     return Finding("fleet", ok=bool(found), detail=told or "no host answers", mend="" if found else mend)
+
+
+def _held(host: HostState) -> str:
+    return ", ".join(f"holds {one.task_id} since {time_of(one.since)}" for one in host.holds) or "idle"
 
 
 async def _model(data_dir: Path, llm: LlmSettings, part: str) -> Finding:
