@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from moothall.aio import beside
 from moothall.config import Settings
@@ -41,12 +42,14 @@ def _reach(settings: Settings, link: str) -> dict[str, str]:
 
 def house_of(settings: Settings) -> str:
     """Name those who hear each other: the bus as the pods of the namespace reach it, and its account. Raises `ConfigurationError`."""
-    servers = [one.rpartition("@")[2].rpartition("/")[2] for one in _bus_of_pods(settings).split(",")]
+    servers = sorted(
+        urlsplit(one if "://" in one else f"//{one}").netloc.rpartition("@")[2] for one in _bus_of_pods(settings).split(",")
+    )
     if settings.jobs.link_keys is None:
-        return digest(*sorted(servers))[:16]
+        return digest(*servers)[:16]
     from moothall.bus.nats.accounts import account_of
 
-    return digest(*sorted(servers), account_of(settings.jobs.link_keys.get_secret_value()))[:16]
+    return digest(*servers, account_of(settings.jobs.link_keys.get_secret_value()))[:16]
 
 
 @asynccontextmanager

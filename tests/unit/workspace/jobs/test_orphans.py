@@ -10,9 +10,11 @@ import pytest
 import pytest_asyncio
 
 from moothall.aio import beside
+from moothall.bus.nats.accounts import make
+from moothall.bus.nats.server import embedded_server
 from moothall.config import BusSettings, JobSettings, Settings
 from moothall.errors import SandboxUnavailable
-from moothall.wiring.jobs import house_of
+from moothall.wiring.jobs import house_of, open_jobs
 from moothall.workspace.jobs.cluster import Cluster
 from moothall.workspace.jobs.manifest import HOST, HOUSE, LABEL, NAME
 from moothall.workspace.jobs.orphans import Reconciler
@@ -136,6 +138,18 @@ async def test_hosts_hear_each_other_over_the_bus(api: KubeApi) -> None:
         assert set(api.jobs) == {"of-first", "of-second"}
 
 
+@pytest.mark.e2e
+async def test_whoever_makes_jobs_looks_for_those_of_lost_hosts(api: KubeApi, tmp_path: Path) -> None:
+    async with embedded_server(BusSettings(), tmp_path / "bus") as url:
+        said = jobs(api).model_copy(update={"orphan_seconds": 2.0})
+        settings = Settings(bus=BusSettings(url=url), jobs=said)
+        add(api, "lost", "gone", house_of(settings))
+        add(api, "foreign", "gone", "theirs")
+        async with open_jobs(settings):
+            await until(lambda: "lost" not in api.jobs)
+    assert set(api.jobs) == {"foreign"}
+
+
 async def test_labels_are_added_to_those_of_a_job_where_that_is_allowed(api: KubeApi, cluster: Cluster) -> None:
     api.job("one", **cluster.labels)
     await cluster.label("one", {"moothall/task": "t1"})
@@ -145,10 +159,14 @@ async def test_labels_are_added_to_those_of_a_job_where_that_is_allowed(api: Kub
     assert api.jobs["one"]["metadata"]["labels"]["moothall/task"] == "t1"
 
 
-def test_a_house_is_whose_pods_reach_the_same_bus() -> None:
+def test_a_house_is_whose_pods_reach_the_same_bus(tmp_path: Path) -> None:
     def named(**said: Any) -> str:
         return house_of(Settings(bus=BusSettings(url=said.pop("url", "nats://127.0.0.1:4222")), jobs=JobSettings(**said)))
 
     seen = "nats://bus.moothall:4222"
     assert named(bus_url=seen) == named(url="nats://me:secret@bus.moothall:4222") == named(url=seen)
+    assert named(url="bus.moothall:4222") == named(url=f"{seen}/") == named(url=seen)
     assert named() != named(bus_url=seen)
+    first, second = (make(tmp_path / name)["links.json"].read_text() for name in ("first", "second"))
+    assert named(link_keys=first) == named(link_keys=first)
+    assert len({named(), named(link_keys=first), named(link_keys=second)}) == 3, "an account hears its own alone"
