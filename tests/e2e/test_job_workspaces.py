@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from moothall import telemetry
+from moothall.cli.doctor import _workspace
 from moothall.domain.code import CodeBlock
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Prepared
@@ -153,6 +154,19 @@ async def test_a_pod_that_never_comes_says_why_and_leaves_nothing(house: Local, 
     with pytest.raises(SandboxUnavailable, match=r"does not start: the cluster refuses its pod: exceeded quota"):
         async with house.workspaces.open(prepared, "one"):
             pass
+    assert house.pods.pods == ()
+
+
+async def test_the_doctor_opens_a_workspace_and_says_what_keeps_one_away(house: Local) -> None:
+    assert house.pods is not None
+    make = house.workspaces.pool._make
+    assert (await _workspace(house.settings, make)).ok
+    assert len(house.pods.labelled) == 1
+    house.pods.refusal = "the image 'work:1' of hands cannot be pulled: not found"
+    found = await _workspace(house.settings, make)
+    assert not found.ok
+    assert "'work:1' of hands cannot be pulled" in found.detail
+    assert found.mend.startswith("kubectl -n moothall-workspaces get jobs,pods,events")
     assert house.pods.pods == ()
 
 
