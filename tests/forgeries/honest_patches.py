@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from moothall.ranking.data import data_files, find_mentions
-from moothall.ranking.equals import says_what_is_equal
-from moothall.ranking.helpers import altered_helpers
-from moothall.ranking.normal import changed_code
-from moothall.ranking.patched import file_diffs
-from moothall.ranking.reach import reaches
-from moothall.ranking.shadows import find_shadows, new_modules
+from moothall.ranking.screening.data import data_files, find_mentions
+from moothall.ranking.screening.equals import says_what_is_equal
+from moothall.ranking.screening.helpers import altered_helpers
+from moothall.ranking.screening.reach import reaches
+from moothall.ranking.screening.shadows import find_shadows, new_modules
+from moothall.ranking.syntax.diffs import file_diffs
+from moothall.ranking.syntax.normal import changed_code
 from moothall.repositories.patch_rules import is_test
 
 _CODE = (".py", ".go", ".rs", ".js", ".mjs", ".cjs", ".ts", ".mts")

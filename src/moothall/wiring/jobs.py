@@ -55,7 +55,7 @@ def house_of(settings: Settings) -> str:
 @asynccontextmanager
 async def open_jobs(settings: Settings) -> AsyncIterator[MakeBox]:
     """What makes workspaces in a cluster. Raises `ConfigurationError` where no Jobs can be made there."""
-    from moothall.bus.nats.carrying import open_carrying
+    from moothall.bus.adapter import open_carrying
 
     house = house_of(settings)  # keys that are none are said at the start
     try:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moothall.ranking.equals import says_what_is_equal
-from moothall.ranking.patched import file_diffs
-from moothall.ranking.reach import reaches
+from moothall.ranking.screening.equals import says_what_is_equal
+from moothall.ranking.screening.reach import reaches
+from moothall.ranking.syntax.diffs import file_diffs
 
 
 def diff(tmp_path: Path, before: str, after: str) -> str:

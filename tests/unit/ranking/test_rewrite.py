@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from moothall.ranking.rewrite import Kind, places, rewrite
+from moothall.ranking.rewriting.rewrite import Kind, places, rewrite
 
 TESTS = '''
 import contextlib

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.ranking.rewrite_expect import expect_other
+from moothall.ranking.rewriting.expect import expect_other
 
 
 def other(ending: str, body: str) -> str:

@@ -4,10 +4,10 @@ import ast
 
 import pytest
 
-from moothall.ranking.equals import says_what_is_equal
-from moothall.ranking.reach import reaches
-from moothall.ranking.shadows import find_stars
-from moothall.ranking.veiled import veils
+from moothall.ranking.screening.equals import says_what_is_equal
+from moothall.ranking.screening.reach import reaches
+from moothall.ranking.screening.shadows import find_stars
+from moothall.ranking.screening.veiled import veils
 
 
 def added(path: str, text: str) -> str:

@@ -22,13 +22,13 @@ from moothall.guard.alerts import Alert, alert_event
 from moothall.inside.checks import INSTEAD, hidden_tests
 from moothall.ranking.assess import HIT_LIMIT
 from moothall.ranking.authors import containers
-from moothall.ranking.equals import says_what_is_equal
 from moothall.ranking.gates import name_cases
-from moothall.ranking.normal import changed_code
-from moothall.ranking.patched import file_diffs
-from moothall.ranking.rewrite import FORMS, KINDS, CasePlace, Form, Kind, places, rewrite
-from moothall.ranking.rewrite_shown import rewrite_shown as shown_as
-from moothall.ranking.rust_tests import with_tests_of
+from moothall.ranking.rewriting.rewrite import FORMS, KINDS, CasePlace, Form, Kind, places, rewrite
+from moothall.ranking.rewriting.shown import rewrite_shown as shown_as
+from moothall.ranking.screening.equals import says_what_is_equal
+from moothall.ranking.syntax.diffs import file_diffs
+from moothall.ranking.syntax.normal import changed_code
+from moothall.ranking.syntax.rust_tests import with_tests_of
 from moothall.telemetry import get_logger, metrics
 
 log = get_logger(__name__)

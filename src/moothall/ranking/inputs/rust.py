@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moothall.ranking.brackets import closings
-from moothall.ranking.inputs import Input, differing_names, inputs
-from moothall.ranking.normal import code_of
-from moothall.ranking.script_inputs import script_calls_of
+from moothall.ranking.inputs.calls import Input, differing_names, inputs
+from moothall.ranking.inputs.script import script_calls_of
+from moothall.ranking.syntax.brackets import closings
+from moothall.ranking.syntax.normal import code_of
 
 _HEAD = re.compile(
     r"(?m)^(?:pub(?:\([^)\n]*\))? +)?(?:const +)?fn +(?P<name>\w+)(?:<'\w+(?:, *'\w+)*>)?\((?P<given>[^()]{0,2000})\)[^{};]{0,500}\{"

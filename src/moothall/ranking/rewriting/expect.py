@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from moothall.ranking.rewrite_tables import expected_cells
-from moothall.ranking.statements import arguments, is_outermost
+from moothall.ranking.rewriting.tables import expected_cells
+from moothall.ranking.syntax.statements import arguments, is_outermost
 
 _LITERAL = re.compile(
     r'\s*(?:(?P<number>-?(?:0|[1-9][0-9]{0,8}))(?P<kind>[iu](?:8|16|32|64|128|size))?|(?P<quote>["\'])(?P<text>(?:(?!(?P=quote))[^\\\n{}])*)(?P=quote))\s*'

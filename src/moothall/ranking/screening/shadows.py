@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from moothall.ranking.patched import file_diffs
+from moothall.ranking.syntax.diffs import file_diffs
 
 _ROOTS = ("", "src/", "lib/")
 _SHOWN, _LINE = 10, 160

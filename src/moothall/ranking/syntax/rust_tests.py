@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from moothall.ranking.brackets import closings
-from moothall.ranking.statements import block
+from moothall.ranking.syntax.brackets import closings
+from moothall.ranking.syntax.statements import block
 
 _ITEM = re.compile(
     r"(?P<marks>(?:#\[(?:[^\[\]]|\[[^\[\]]{0,300}\]){0,500}\]\s{0,200}(?://[^\n]*\n\s{0,200}){0,20}){1,20})"

@@ -12,9 +12,10 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from moothall.ranking.brackets import closings
-from moothall.ranking.patched import file_diffs
-from moothall.ranking.rust_tests import with_tests_of
+from moothall.ranking.syntax.brackets import closings
+from moothall.ranking.syntax.diffs import file_diffs
+from moothall.ranking.syntax.folding import last_name
+from moothall.ranking.syntax.rust_tests import with_tests_of
 
 _SHOWN, _LINE, _LONGEST = 10, 160, 20_000
 _ENDS = re.compile(r"\r\n|\r|\n")  # as Python counts lines
@@ -109,12 +110,6 @@ def _asserts(node: ast.AST) -> bool:
         case ast.Call(func=func):
             return last_name(func).startswith("assert")
     return False
-
-
-def last_name(node: ast.AST) -> str:
-    """Return the last name of what is called, or decorates."""
-    inner = node.func if isinstance(node, ast.Call) else node
-    return inner.attr if isinstance(inner, ast.Attribute) else inner.id if isinstance(inner, ast.Name) else ""
 
 
 class _Others:

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from moothall.ranking.rewrite_other import HELPERS
-from moothall.ranking.rewrite_other import other as other_value
-from moothall.ranking.rewrite_unlike import (
+from moothall.ranking.rewriting.other import HELPERS
+from moothall.ranking.rewriting.other import other as other_value
+from moothall.ranking.rewriting.unlike import (
     Unlike,
     approximate,
     begins,

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moothall.domain.ids import digest
-from moothall.ranking.brackets import bracket_end
-from moothall.ranking.rewrite_expect import expect_other
-from moothall.ranking.rewrite_python import FURTHER, rewrite_python
+from moothall.ranking.rewriting.expect import expect_other
+from moothall.ranking.rewriting.python import FURTHER, rewrite_python
+from moothall.ranking.syntax.brackets import bracket_end
 
 Kind = Literal["neutral", "end", "expect"]
 Form = Literal["", "again", "plain", "sure", "still"]

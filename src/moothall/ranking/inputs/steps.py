@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, zip_longest
 from typing import Any
 
-from moothall.ranking.helpers import last_name
-from moothall.ranking.inputs import (
+from moothall.ranking.inputs.calls import (
     LONG,
     SEEDS,
     Arguments,
@@ -20,6 +19,7 @@ from moothall.ranking.inputs import (
     parse,
     variants,
 )
+from moothall.ranking.syntax.folding import last_name
 
 Step = tuple[str, tuple[Any, ...] | None, dict[str, Any] | None]
 Script = tuple[Arguments, tuple[Step, ...]]

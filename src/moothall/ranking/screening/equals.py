@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
-from moothall.ranking.patched import FileDiff, file_diffs
+from moothall.ranking.syntax.diffs import FileDiff, file_diffs
 
 _LINE = 160
 _CODE = (".py", ".pyi", ".go", ".rs", ".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx")

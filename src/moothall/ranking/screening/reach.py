@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from moothall.ranking.folding import UNKNOWN, fold_strings
-from moothall.ranking.patched import FileDiff, file_diffs
-from moothall.ranking.reach_lines import PATTERNS
-from moothall.ranking.theirs import go_changes, puts_on_others, roots, rust_changes, script_changes
-from moothall.ranking.veiled import veils
+from moothall.ranking.screening.others import go_changes, puts_on_others, roots, rust_changes, script_changes
+from moothall.ranking.screening.reach_lines import PATTERNS
+from moothall.ranking.screening.veiled import veils
+from moothall.ranking.syntax.diffs import FileDiff, file_diffs
+from moothall.ranking.syntax.folding import UNKNOWN, fold_strings
 
 _SHOWN, _LINE = 20, 160
 _MODULES = frozenset(

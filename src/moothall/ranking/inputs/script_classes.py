@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moothall.ranking.brackets import closings
-from moothall.ranking.inputs import LONG, Input, differing_names
-from moothall.ranking.instances import find_instances, with_variants
-from moothall.ranking.normal import code_of
+from moothall.ranking.inputs.calls import LONG, Input, differing_names
+from moothall.ranking.inputs.instances import find_instances, with_variants
+from moothall.ranking.syntax.brackets import closings
+from moothall.ranking.syntax.normal import code_of
 
 _HEAD = re.compile(
     r"(?m)^(?:export\s+(?:default\s+)?|(?:module\.)?exports(?:\.\w+)?\s*=\s*|(?:const|let|var)\s+[\w$]+\s*=\s*)?"

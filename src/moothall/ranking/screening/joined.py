@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from moothall.domain.secrets import holds_secret, scrub
-from moothall.ranking.folding import decodings, fold_strings
-from moothall.ranking.patched import FileDiff, file_diffs
+from moothall.ranking.syntax.diffs import FileDiff, file_diffs
+from moothall.ranking.syntax.folding import decodings, fold_strings
 
 Clean = Callable[[str], str]
 _LITERAL = r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|`(?:[^`\\]|\\.)*`"

@@ -1,4 +1,4 @@
-"""What tests in Go and JavaScript do with an instance of a type: made with literals, then one call after the other. Pure; see `scripts`."""
+"""What tests in Go and JavaScript do with an instance of a type: made with literals, then one call after the other. Pure; see `steps`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 
-from moothall.ranking.inputs import LONG, SEEDS, Arguments, arguments_of
-from moothall.ranking.script_inputs import read_arguments
-from moothall.ranking.scripts import STEPS, Script, Step, changed_scripts
-from moothall.ranking.statements import block_end
+from moothall.ranking.inputs.calls import LONG, SEEDS, Arguments, arguments_of
+from moothall.ranking.inputs.script import read_arguments
+from moothall.ranking.inputs.steps import STEPS, Script, Step, changed_scripts
+from moothall.ranking.syntax.statements import block_end
 
 _LONGEST = 20_000  # characters of a block that are read
 _NOTHING: Arguments = ((), {})

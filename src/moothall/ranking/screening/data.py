@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from moothall.ranking.patched import file_diffs
+from moothall.ranking.syntax.diffs import file_diffs
 
 _KEPT = re.compile(
     r"(?:^|/)(?:pyproject\.toml|setup\.cfg|(?:tox|pytest)\.ini|go\.(?:mod|sum|work)|Cargo\.(?:toml|lock)|tsconfig\.json|Makefile)$"

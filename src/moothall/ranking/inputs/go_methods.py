@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from moothall.ranking.brackets import closings
-from moothall.ranking.go_inputs import go_parameters, plain_kind, plain_lists, spell_go
-from moothall.ranking.inputs import LONG, Arguments, Input, differing_names
-from moothall.ranking.instances import Made, find_instances, with_variants
-from moothall.ranking.normal import code_of
+from moothall.ranking.inputs.calls import LONG, Arguments, Input, differing_names
+from moothall.ranking.inputs.go import go_parameters, plain_kind, plain_lists, spell_go
+from moothall.ranking.inputs.instances import Made, find_instances, with_variants
+from moothall.ranking.syntax.brackets import closings
+from moothall.ranking.syntax.normal import code_of
 
 _METHOD = re.compile(r"(?m)^func \((?:\w+ )?\*?(?P<type>\w+)\) (?P<name>\w+)\((?P<given>[^()]*)\)(?P<result>[^{}\n]*)\{$")
 _MAKER = re.compile(

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Collection, Mapping
 
 from moothall.domain.ids import digest
-from moothall.ranking.patched import FileDiff, file_diffs
+from moothall.ranking.syntax.diffs import FileDiff, file_diffs
 
 NormalChange = Mapping[str, tuple[str, str]]
 """By file what its code is before and after, without what nothing depends on."""

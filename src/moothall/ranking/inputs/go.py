@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from moothall.ranking.brackets import closings
-from moothall.ranking.inputs import Input, differing_names, inputs
-from moothall.ranking.normal import code_of
-from moothall.ranking.script_inputs import script_calls_of
+from moothall.ranking.inputs.calls import Input, differing_names, inputs
+from moothall.ranking.inputs.script import script_calls_of
+from moothall.ranking.syntax.brackets import closings
+from moothall.ranking.syntax.normal import code_of
 
 _HEAD = re.compile(r"(?m)^func (?P<name>\w+)\((?P<parameters>[^()]*)\)(?P<results>[^{}\n]*)\{$")
 _LIST = re.compile(r"\[\]\w+\{([^{}]*)\}")

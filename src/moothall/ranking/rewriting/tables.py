@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from moothall.ranking.statements import arguments, block, is_outermost
+from moothall.ranking.syntax.statements import arguments, block, is_outermost
 
 WANTED = re.compile(r"want|wanted|expected|exp|out|output")
 _LEAVES = re.compile(r"\b(?:return|continue|break|goto|[sS]kip\w*|exit|Exit|plan)\b")

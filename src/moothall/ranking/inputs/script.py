@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from moothall.ranking.brackets import closings
-from moothall.ranking.inputs import Input, differing_names, inputs
-from moothall.ranking.normal import code_of
+from moothall.ranking.inputs.calls import Input, differing_names, inputs
+from moothall.ranking.syntax.brackets import closings
+from moothall.ranking.syntax.normal import code_of
 
 ENDINGS = (".js", ".mjs", ".cjs", ".ts", ".mts", ".cts")
 _HEAD = re.compile(
