@@ -79,15 +79,24 @@ def mint(keys: str, name: str, seconds: int) -> str:
 
     Raises `ConfigurationError` where it does not.
     """
-    try:
-        said = json.loads(keys)
-        signer, account = nkeys.from_seed(bytearray(said["seed"].encode())), str(said["account"])
-    except (ValueError, KeyError, TypeError, AttributeError, nkeys.NkeysError) as error:
-        raise ConfigurationError("jobs.link_keys is not what `moothall bus keys` wrote into links.json") from error
+    signer, account = _read(keys)
     user = _key(nkeys.PREFIX_BYTE_USER)
     claims = {"type": "user", "issuer_account": account}
     token = _token(signer, _public(user), name, claims, until=int(time.time()) + seconds)
     return _CREDENTIALS.format(token=token, seed=user.seed.decode())
+
+
+def account_of(keys: str) -> str:
+    """Return the account of which `keys` are. Raises `ConfigurationError`."""
+    return _read(keys)[1]
+
+
+def _read(keys: str) -> tuple[Any, str]:
+    try:
+        said = json.loads(keys)
+        return nkeys.from_seed(bytearray(said["seed"].encode())), str(said["account"])
+    except (ValueError, KeyError, TypeError, AttributeError, nkeys.NkeysError) as error:
+        raise ConfigurationError("jobs.link_keys is not what `moothall bus keys` wrote into links.json") from error
 
 
 def _key(kind: int) -> Any:
