@@ -8,11 +8,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import nats.errors
 import nkeys
 import pytest
 from click.testing import CliRunner
-from nats.aio.client import Client, RawCredentials
 
 from moothall.bus.nats import accounts
 from moothall.bus.nats.carrying import open_carrying
@@ -25,7 +23,7 @@ from moothall.domain.topic import Channel
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
 from moothall.wiring.trusted import open_hands
-from support.accounts import House, served
+from support.accounts import House, refused, served
 
 pytestmark = pytest.mark.e2e
 
@@ -123,30 +121,6 @@ async def test_a_link_hears_and_answers_its_own_host(house: House) -> None:
         assert await first == b"ask"
         await link.send("job-1-out", b"answer")
         assert await second == b"answer"
-
-
-async def refused(bus: BusSettings, *, publish: str = "", subscribe: str = "") -> str:
-    """Try it, and return what the server said of it, "" when it said nothing."""
-    said: list[str] = []
-
-    async def error(problem: Exception) -> None:
-        said.append(str(problem).lower())
-
-    assert bus.credentials is not None
-    credentials = RawCredentials(bus.credentials.get_secret_value())
-    client = Client()
-    try:
-        await client.connect(str(bus.url), user_credentials=credentials, error_cb=error, allow_reconnect=False)
-        await (client.publish(publish, b"x") if publish else client.subscribe(subscribe))
-        await client.flush()
-        async with asyncio.timeout(5):
-            while not said:
-                await asyncio.sleep(0.01)
-    except (nats.errors.Error, TimeoutError):
-        pass
-    finally:
-        await client.close()
-    return " ".join(said)
 
 
 @pytest.mark.parametrize("subject", ["workspace.link.job-2-in", "workspace.link.>", "workspace.link.job-1-out", ">", "_INBOX.>"])

@@ -10,6 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import nats.errors
+from nats.aio.client import Client, RawCredentials
+
 from moothall.bus.nats import accounts
 from moothall.bus.nats.server import _binary
 from moothall.config import BusSettings
@@ -56,3 +59,27 @@ async def served(folder: Path, keys: Path) -> AsyncIterator[House]:
         server.terminate()
         await server.wait()
     await drain
+
+
+async def refused(bus: BusSettings, *, publish: str = "", subscribe: str = "") -> str:
+    """Try it, and return what the server said of it, "" when it said nothing."""
+    said: list[str] = []
+
+    async def error(problem: Exception) -> None:
+        said.append(str(problem).lower())
+
+    assert bus.credentials is not None
+    credentials = RawCredentials(bus.credentials.get_secret_value())
+    client = Client()
+    try:
+        await client.connect(str(bus.url), user_credentials=credentials, error_cb=error, allow_reconnect=False)
+        await (client.publish(publish, b"x") if publish else client.subscribe(subscribe))
+        await client.flush()
+        async with asyncio.timeout(5):
+            while not said:
+                await asyncio.sleep(0.01)
+    except (nats.errors.Error, TimeoutError):
+        pass
+    finally:
+        await client.close()
+    return " ".join(said)

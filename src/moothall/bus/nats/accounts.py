@@ -1,4 +1,4 @@
-"""Who may do what on a bus of one's own: an operator, the house's account, and a user for each link, minted by a host.
+"""Who comes in on a bus of one's own: an operator, the house's account, a user for each role, and one for each link, minted by a host.
 
 Tokens are NATS's own JWTs. The key with which hosts mint is one of the account's signing keys with a scope: whatever a host writes into
 a token that it signs, the server allows its user the two subjects of the link that the user is named after, and nothing else.
@@ -19,6 +19,7 @@ from typing import Any
 import nkeys
 
 from moothall.bus import registry
+from moothall.bus.nats.permissions import USERS, claims
 from moothall.domain.topic import Channel
 from moothall.errors import ConfigurationError
 
@@ -38,8 +39,8 @@ _CREDENTIALS = """-----BEGIN NATS USER JWT-----
 def make(folder: Path, renew: Path | None = None) -> dict[str, Path]:
     """Make an operator with the house's account; write what the servers, the services and the hosts each need of it.
 
-    Returns the files by their name: `accounts.conf` (include it in the servers' configuration), `services.creds` (`bus.credentials_file`),
-    `links.json` (`jobs.link_keys_file`), all 0600. With `renew`, an `accounts.conf` of before, the account is that one, so that all that
+    Returns the files by their name: `accounts.conf` (include it in the servers' configuration), `services.creds` (`bus.credentials_file` of
+    whoever does everything), one such for each of `permissions.USERS`, `links.json` (`jobs.link_keys_file`), all 0600. With `renew`, an `accounts.conf` of before, the account is that one, so that all that
     is stored stays its own, and what was issued for it until now is refused. No other key is kept: the operator's is made anew each time.
     Raises `ConfigurationError` where one of them is there already or cannot be written, or `renew` is not what we wrote.
     """
@@ -65,6 +66,7 @@ def make(folder: Path, renew: Path | None = None) -> dict[str, Path]:
     texts = {
         "accounts.conf": f"operator: {own}\nresolver: MEMORY\nresolver_preload: {{\n  {preload}\n}}\n",
         "services.creds": _credentials(issuer, account, "services", _FREE),
+        **{f"{name}.creds": _credentials(issuer, account, name, {**_FREE, **claims(name)}) for name in USERS},
         "links.json": json.dumps({"account": account, "seed": hosts.seed.decode()}),
     }
     files = {name: folder / name for name in texts}
@@ -107,9 +109,9 @@ def _accounts(conf: Path) -> tuple[str, str]:
     return str(system), house
 
 
-def _credentials(signer: Any, account: str, name: str, claims: Mapping[str, Any], until: int | None = None) -> str:
+def _credentials(signer: Any, account: str, name: str, more: Mapping[str, Any], until: int | None = None) -> str:
     user = _key(nkeys.PREFIX_BYTE_USER)
-    token = _token(signer, _public(user), name, {"type": "user", "issuer_account": account, **claims}, until)
+    token = _token(signer, _public(user), name, {"type": "user", "issuer_account": account, **more}, until)
     return _CREDENTIALS.format(token=token, seed=user.seed.decode())
 
 
