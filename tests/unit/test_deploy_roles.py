@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from moothall.bus.nats.accounts import make
+from moothall.bus.nats.permissions import USERS
 from moothall.config import Settings
 from moothall.pb.context.v1 import context_pb2
 from moothall.pb.kernel.v1 import kernel_pb2
@@ -44,7 +45,7 @@ def made() -> Objects:
 
 @pytest.fixture
 def settings(made: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    files = make(tmp_path / "keys")
+    files = {"bus.creds": make(tmp_path / "keys")["services.creds"]}
     for name, value in made["ConfigMap", "moothall", "moothall"]["data"].items():
         monkeypatch.setenv(name, str(files.get(Path(value).name, value)))
     monkeypatch.setenv("MOOTHALL_GRPC__TOKEN", "t" * 32)
@@ -64,6 +65,24 @@ def container(spec: dict[str, Any]) -> dict[str, Any]:
     (found,) = spec["template"]["spec"]["containers"]
     assert isinstance(found, dict)
     return found
+
+
+def seen_keys(spec: dict[str, Any]) -> dict[str, str]:
+    """Which of the bus's keys a pod finds, and under which name."""
+    (bus,) = [each["secret"] for each in spec["template"]["spec"]["volumes"] if each["name"] == "bus"]
+    return {item["path"]: item["key"] for item in bus["items"]}
+
+
+def test_each_comes_to_the_bus_as_what_it_does(made: Objects) -> None:
+    for name, spec in deployments(made).items():
+        role = name.removeprefix("moothall-")
+        links = {"links.json": "links.json"} if role in {"hosts", "tools"} else {}
+        assert seen_keys(spec) == {"bus.creds": f"{role}.creds", **links}
+        given = {each["name"] for each in container(spec)["env"]}
+        assert ("MOOTHALL_JOBS__LINK_KEYS_FILE" in given) == bool(links)
+        assert "MOOTHALL_RAY__CREDENTIALS_FILE" not in given
+    assert {name.removeprefix("moothall-") for name in deployments(made)} == set(USERS)
+    assert "moothall-bus" not in str(made["RayCluster", "moothall", "hosts"])
 
 
 def only(spec: dict[str, Any]) -> tuple[str, ...]:
