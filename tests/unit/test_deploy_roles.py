@@ -31,6 +31,7 @@ from support.kube.manifests import Objects, kustomized, objects
 pytestmark = pytest.mark.e2e
 
 OVERLAY = Path(__file__).parents[2] / "deploy/k8s/overlays/prod-roles"
+PROD = OVERLAY.parent / "prod"
 NAME = "app.kubernetes.io/name"
 OF_API = {50051: planning_pb2, 50052: storycoach_pb2, 50053: workspace_pb2, 50054: context_pb2, 50055: orchestrator_pb2}
 OF_TOOLS = {50056: agent_pb2, 50057: kernel_pb2, 50058: runner_pb2, 50059: tool_pb2}
@@ -145,12 +146,29 @@ def test_the_ports_of_the_wire_lead_to_who_answers_there(made: Objects) -> None:
         assert leads[8080] == "web"
 
 
+def test_a_door_that_one_process_has_has_all_ports_of_the_wire() -> None:
+    (service,) = [each for key, each in objects(kustomized(PROD)).items() if key == ("Service", "moothall", "moothall")]
+    assert {port["port"] for port in service["spec"]["ports"]} == {*OF_API, *OF_TOOLS, 8080}
+
+
+def test_the_page_of_doors_names_the_host_that_pipelines_reach(made: Objects) -> None:
+    (rule,) = made["Ingress", "moothall", "moothall-grpc"]["spec"]["rules"]
+    said = (OVERLAY.parents[3] / "docs/doors.md").read_text(encoding="utf-8")
+    assert said.count(f"--server {rule['host']}:443 ") == 2
+
+
+def services(ingress: dict[str, Any]) -> dict[str, str]:
+    """Which Service each path leads to."""
+    (rule,) = ingress["spec"]["rules"]
+    return {path["path"]: path["backend"]["service"]["name"] for path in rule["http"]["paths"]}
+
+
 def test_the_ingress_brings_calls_of_tools_to_them_and_a_browser_back(made: Objects) -> None:
     ingress = made["Ingress", "moothall", "moothall"]
-    (rule,) = ingress["spec"]["rules"]
-    paths = {path["path"]: path["backend"]["service"]["name"] for path in rule["http"]["paths"]}
+    paths, grpc = services(ingress), services(made["Ingress", "moothall", "moothall-grpc"])
     names = [f"/{service.full_name}" for module in OF_TOOLS.values() for service in module.DESCRIPTOR.services_by_name.values()]
-    assert paths == {"/": "moothall", "/v1": "moothall-tools"} | dict.fromkeys(names, "moothall-tools")
+    assert grpc == {"/": "moothall"} | dict.fromkeys(names, "moothall-tools")
+    assert paths == grpc | {"/v1": "moothall-tools"}
     assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/affinity"] == "cookie"
 
 
