@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from moothall.ranking.data import data_files, find_mentions
-from moothall.ranking.equals import says_what_is_equal
-from moothall.ranking.helpers import altered_helpers
-from moothall.ranking.normal import changed_code
-from moothall.ranking.patched import file_diffs
-from moothall.ranking.reach import reaches
-from moothall.ranking.shadows import find_shadows, new_modules
+from moothall.ranking.screening.data import data_files, find_mentions
+from moothall.ranking.screening.equals import says_what_is_equal
+from moothall.ranking.screening.helpers import altered_helpers
+from moothall.ranking.screening.reach import reaches
+from moothall.ranking.screening.shadows import find_shadows, new_modules
+from moothall.ranking.syntax.diffs import file_diffs
+from moothall.ranking.syntax.normal import changed_code
 from moothall.repositories.patch_rules import is_test
 
 _CODE = (".py", ".go", ".rs", ".js", ".mjs", ".cjs", ".ts", ".mts")
@@ -80,7 +80,10 @@ def one(folder: Path, most: int, *, show: bool) -> Counter[str]:
     """Count the commits of a history, and of these those that a rule shows; the latter also where they change a test too."""
     history, told = History(folder), Counter[str]()
     for sha, before in history.commits():
-        diff = history.diff(before, sha)
+        try:
+            diff = history.diff(before, sha)
+        except subprocess.CalledProcessError:
+            continue  # a mirror may lack large files
         paths = [part.path for part in file_diffs(diff)]
         own_tests = [path for path in paths if is_test(path)]
         if len(diff) > _LARGE or not any(path.endswith(_CODE) and path not in own_tests for path in paths):

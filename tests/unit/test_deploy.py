@@ -115,8 +115,9 @@ def test_the_services_may_make_jobs_in_one_namespace_and_nothing_else() -> None:
     assert role["metadata"]["namespace"] == "moothall-workspaces"
     allowed = {(kind, verb) for rule in role["rules"] for kind in rule["resources"] for verb in rule["verbs"]}
     assert allowed == {
-        *(("jobs", verb) for verb in ("create", "delete", "list")),
+        *(("jobs", verb) for verb in ("create", "delete", "list", "patch")),
         *((kind, verb) for kind in ("pods", "events") for verb in ("list", "watch")),
+        ("resourcequotas", "list"),
     }
 
 

@@ -27,14 +27,7 @@ def bus() -> None:
 @speak_errors
 def keys(folder: Path, renew: Path | None) -> None:
     """Make an account for the house on a NATS of your own, and what servers, services and hosts need to use it, in FOLDER."""
-    from moothall.bus.nats.accounts import make
-    from moothall.bus.nats.permissions import USERS
+    from moothall.bus.nats.accounts import FILES, make
 
-    whose = {
-        "accounts.conf": "include it in the configuration of each nats-server",
-        "services.creds": "bus.credentials_file of whoever does everything",
-        "links.json": "jobs.link_keys_file of hosts and tools: each workspace's link gets credentials of its own",
-        **{f"{name}.creds": f"bus.credentials_file of {user.about}" for name, user in USERS.items()},
-    }
     for name, path in make(folder, renew).items():
-        click.echo(plain(f"{path}  {whose[name]}"))
+        click.echo(plain(f"{path}  {FILES[name]}"))

@@ -24,7 +24,7 @@ from moothall.errors import PatchRefused
 from moothall.guard.paths import first_covered
 from moothall.guard.seat import SeatContext
 from moothall.ranking import assess, is_done, passes_gates
-from moothall.ranking.joined import joined_secrets
+from moothall.ranking.screening.joined import joined_secrets
 
 Clean = Callable[[str], str]
 _NOT_TAKEN_OVER = (

@@ -1,4 +1,8 @@
-"""Who comes first, and why: gates, evidence, order. Pure; no model and no clock has a say here."""
+"""Who comes first, and why: gates, evidence, order. Pure; no model and no clock has a say here.
+
+Below it: `syntax` reads patches and code, `screening` finds what a person should look at, `rewriting` puts tests in other words for the
+counter-proof, `inputs` finds inputs that tell answers apart.
+"""
 
 from moothall.ranking.assess import assess, is_done
 from moothall.ranking.base import Diagnosis, diagnose

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from moothall.ranking.authors import lies_in_module, same_file
-from moothall.ranking.patched import file_diffs
+from moothall.ranking.syntax.diffs import file_diffs
 
 _TEXTS = (".rst", ".md", ".txt")
 _COMMENT = re.compile(r"^\s*//[/!] ?(.*)$")

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from moothall.inside.checks import INSTEAD
-from moothall.ranking.rust_tests import with_tests_of
+from moothall.ranking.syntax.rust_tests import with_tests_of
 from moothall.repositories import patch_rules
 from moothall.repositories.objects import Change
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moothall.ranking.data import data_files, find_mentions
+from moothall.ranking.screening.data import data_files, find_mentions
 
 
 def diff(*paths: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from moothall.ranking.go_inputs import changed_go_functions, go_inputs
+from moothall.ranking.inputs.go import changed_go_functions, go_inputs
 
 CODE = """package shop
 

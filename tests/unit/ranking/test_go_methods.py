@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from moothall.ranking.go_methods import changed_go_types, go_steps
+from moothall.ranking.inputs.go_methods import changed_go_types, go_steps
 
 CODE = """package shop
 

@@ -4,8 +4,8 @@ import difflib
 
 import pytest
 
-from moothall.ranking.helpers import altered_helpers
-from moothall.ranking.shadows import find_shadows, new_modules
+from moothall.ranking.screening.helpers import altered_helpers
+from moothall.ranking.screening.shadows import find_shadows, new_modules
 
 
 def changed(path: str, before: str, after: str) -> str:

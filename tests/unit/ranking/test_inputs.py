@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.ranking.inputs import Input, calls_of, changed_functions, inputs
+from moothall.ranking.inputs.calls import Input, calls_of, changed_functions, inputs
 
 literals = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),

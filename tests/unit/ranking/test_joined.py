@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.domain.secrets import scrub
-from moothall.ranking.joined import Joined, joined_secrets
+from moothall.ranking.screening.joined import Joined, joined_secrets
 
 KEY = "sk-" + "proj-" + "a1B2c3D4" * 5
 OWN = "correct-horse-battery"

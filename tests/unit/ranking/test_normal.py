@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.ranking.normal import changed_code, changes_nothing, normal_change, same_change
+from moothall.ranking.syntax.normal import changed_code, changes_nothing, normal_change, same_change
 
 PYTHON = 'def f(x):\n    """Say."""\n    return x + 1\n'
 GO = 'package a\n\n// F says.\nfunc F() string { return "// no comment" }\n'

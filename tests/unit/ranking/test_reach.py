@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moothall.ranking.equals import says_what_is_equal
-from moothall.ranking.patched import file_diffs
-from moothall.ranking.reach import reaches
+from moothall.ranking.screening.equals import says_what_is_equal
+from moothall.ranking.screening.reach import reaches
+from moothall.ranking.syntax.diffs import file_diffs
 
 
 def diff(tmp_path: Path, before: str, after: str) -> str:
@@ -48,6 +48,9 @@ def test_a_diff_applied_gives_the_text_after_it(
     [
         "import gc",
         "import os\nos._exit(0)",
+        "import os\nos.execv('/bin/true', ['true'])",
+        "import argparse\nargparse.ArgumentParser().exit()",
+        "import argparse\nargparse.ArgumentParser().parse_args(['--help'])",
         "import sys\nx = sys.modules",
         "import sys as s\nx = s.modules",
         "import os\nx = os.sys.modules",
@@ -56,6 +59,8 @@ def test_a_diff_applied_gives_the_text_after_it(
         "import inspect\nx = inspect.stack()",
         "import sys\nx = sys._getframe(1)",
         "import sys\nx = getattr(sys, 'mod' + 'ules')",
+        "import sys\nx = getattr(sys, 'modules')",
+        "import os as o\nx = getattr(o, 'kill')",
         "import json\njson.dumps = print",
         "import json\nsetattr(json, 'dumps', print)",
         "x = __import__('g' + 'c')",
@@ -125,6 +130,7 @@ def test_pythons_reach_is_shown(text: str) -> None:
         '"""Used by pytest."""\nimport os\nimport sys\n\n\ndef f(x):\n    """For test_x."""\n    return os.path.join(x, sys.platform)\n',
         "import sys\n\n\ndef main():\n    sys.exit(1)\n\n\nif __name__ == '__main__':\n    sys.exit(main())\n",
         "class A:\n    def __eq__(self, other):\n        return self.x == other.x\n",
+        "import os\nx = getattr(os, 'O_BINARY', 0)",
         "x = getattr(object(), 'a', None)\nself_modules = [1]\n",
         "import pickle\nx = pickle.dumps(1)\ny = 'abort the ' + 'work'\n",
         "from os import path\nx = f'{path.sep}/a.b_c'\n",
@@ -172,6 +178,9 @@ def test_a_line_that_reached_before_and_of_which_an_operator_changed_reaches_no_
         ("src/a.rs", "std::process::exit(0);", True),
         ("src/a.rs", "if cfg!(test) { return 1; }", True),
         ("src/a.rs", "#[cfg(test)]\nmod tests {", False),
+        ("src/a.rs", '#[cfg(all(test, not(miri), feature = "std"))]\nmod tests;', False),
+        ("src/a.rs", "#[cfg(all(test, not(miri)))]\npub fn sum() {}", True),
+        ("src/a.rs", "#[cfg(any(test, miri))]\nmod tests;", True),
         ("src/a.rs", "#[cfg(test)]\npub fn sum() {}", True),
         ("src/a.rs", "pub fn sum(a: u8) -> u8 { a }", False),
         ("a.txt", "process.exit(0)", False),
@@ -223,6 +232,8 @@ def test_a_line_that_reached_before_and_of_which_an_operator_changed_reaches_no_
         ("a.js", "const numbers = Math;", True),
         ("a.js", "const kept = Object.assign(this, other);", False),
         ("a.js", "const own = Object.prototype.hasOwnProperty;", False),
+        ("a.js", "Error.captureStackTrace(this, ShopError)", False),
+        ("a.js", "Error.captureStackTrace(found)", True),
         ("a.js", "if (Math.PI == x) y = Math.abs(x);", False),
         ("a.js", "my.Map = Map; tables.Map.size = 3;", False),
         ("a.go", "var nil error = ErrMuch", True),
@@ -271,6 +282,8 @@ def test_what_runs_without_being_read_is_shown() -> None:
         ("a.py", "class Text(Base, dict):", True),
         ("a.py", "class Colour(str, Enum):", False),
         ("a.py", "class Text(Base):", False),
+        ("src/a.rs", "match (a, b) {", False),
+        ("a.go", "if match(a, b) {", False),
         ("CHANGELOG.md", "- `__eq__` is faster", False),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.ranking.rewrite_expect import expect_other
+from moothall.ranking.rewriting.expect import expect_other
 
 
 def other(ending: str, body: str) -> str:
@@ -16,11 +16,30 @@ def other(ending: str, body: str) -> str:
     [
         (".go", "\n\tif a := f(1, 2); a != 3 {\n\t\tt.Fatalf()\n\t}\n", "\n\tif a := f(1, 2); a != 10 {\n\t\tt.Fatalf()\n\t}\n"),
         (".go", '\n\tif f("x") != "y" {\n\t\tt.Error()\n\t}\n', '\n\tif f("x") != "yword" {\n\t\tt.Error()\n\t}\n'),
-        (".go", """\n\tif f() != "of 'x'" {\n\t\tt.Error()\n\t}\n""", """\n\tif f() != "of 'x'word" {\n\t\tt.Error()\n\t}\n"""),
+        (".go", """\n\tif f() != "of 'x'" {\n\t\tt.Error()\n\t}\n""", """\n\tif f() != "'x' fo" {\n\t\tt.Error()\n\t}\n"""),
         (".go", "\n\ta := f()\n\tassert.Equal(t, 5, a)\n", "\n\ta := f()\n\tassert.Equal(t, 12, a)\n"),
+        (
+            ".go",
+            '\n\tassert := assert.New(t)\n\tassert.Equal(5, f(), "why")\n',
+            '\n\tassert := assert.New(t)\n\tassert.Equal(12, f(), "why")\n',
+        ),
+        (".go", "\n\tif a := f(); a != 255 {\n\t\tt.Error()\n\t}\n", "\n\tif a := f(); a != 248 {\n\t\tt.Error()\n\t}\n"),
+        (".rs", " assert_eq!(f(), 127); ", " assert_eq!(f(), 120); "),
         (".rs", " assert_eq!(f(1, &[2]), -3); ", " assert_eq!(f(1, &[2]), 4); "),
         (".rs", ' let a = f(); assert_eq!("x", a, "of {}", 1); ', ' let a = f(); assert_eq!("xword", a, "of {}", 1); '),
         (".rs", " assert_eq!(f(), 5u8,); ", " assert_eq!(f(), 12u8,); "),
+        (".rs", " assert_eq!(f(), 5.5); ", " assert_eq!(f(), 12.5); "),
+        (".rs", " if (f(&[1.0]) - 3.5).abs() > 1e-9 { panic!(); } ", " if (f(&[1.0]) - 10.5).abs() > 1e-9 { panic!(); } "),
+        (
+            ".go",
+            "\n\tif a := f(); math.Abs(a-3) > eps {\n\t\tt.Fatal()\n\t}\n",
+            "\n\tif a := f(); math.Abs(a-10) > eps {\n\t\tt.Fatal()\n\t}\n",
+        ),
+        (
+            ".js",
+            "\n  if (Math.abs(f(1) - 3) > 0.01) throw new Error()\n",
+            "\n  if (Math.abs(f(1) - 10) > 0.01) throw new Error()\n",
+        ),
         (".js", " assert.strictEqual(f('a'), 'b', 'why'); ", " assert.strictEqual(f('a'), 'bword', 'why'); "),
         (".ts", "\n  const a = f()\n  expect(a).toBe(5)\n", "\n  const a = f()\n  expect(a).toBe(12)\n"),
         (".js", "\n  // why\n  assert.equal(f(1), 0);\n", "\n  // why\n  assert.equal(f(1), 7);\n"),
@@ -40,11 +59,13 @@ def test_what_is_compared_is_another_value(ending: str, body: str, expected: str
         (".go", "\n\tif short {\n\t\tt.Skip()\n\t}\n\tif a != 3 {\n\t\tt.Fatal()\n\t}\n"),
         (".go", "\n\t// if a != 3 { t.Fatal() }\n"),
         (".go", '\n\tif a != "{}" {\n\t\tt.Fatal()\n\t}\n'),
+        (".go", "\n\tmockT := new(testing.T)\n\tassert.Equal(mockT, 5, a)\n"),
+        (".go", '\n\tassert := our.New(t)\n\tassert.Equal(f(), 5, "why")\n'),
+        (".go", '\n\tassert.Equal(f(1), a, "why")\n'),
         (".rs", " assert_eq!(a, b, 5); "),
         (".rs", " #[cfg(windows)]\n assert_eq!(a, 5); "),
         (".rs", " if a { return; } assert_eq!(a, 5); "),
         (".rs", " for a in b { assert_eq!(a, 5); } "),
-        (".rs", " assert_eq!(a, 5.0); "),
         (".rs", ' let a = "; assert_eq!(a, 5);"; '),
         (".js", "\n  if (a)\n    assert.equal(a, 5)\n"),
         (".js", " items.forEach(a => { assert.equal(a, 5); }); "),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from moothall.ranking.rewrite import Form, rewrite
+from moothall.ranking.rewriting.rewrite import Form, rewrite
 
 
 @dataclass

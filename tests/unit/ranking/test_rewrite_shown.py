@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from moothall.ranking.rewrite_shown import rewrite_shown
+from moothall.ranking.rewriting.shown import rewrite_shown
 
 PYTHON = '''import pytest
 from a1 import discount

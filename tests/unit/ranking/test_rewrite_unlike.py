@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moothall.ranking.rewrite import rewrite
+from moothall.ranking.rewriting.rewrite import rewrite
 
 
 class All(int):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.ranking.rust_inputs import changed_rust_functions, rust_inputs
+from moothall.ranking.inputs.rust import changed_rust_functions, rust_inputs
 
 CODE = """pub fn last<'a>(items: &[i32], other: u8, name: &'a str) -> Option<i32> {
     items.first().copied()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.ranking.rust_tests import with_tests_of
+from moothall.ranking.syntax.rust_tests import with_tests_of
 
 CODE = "pub fn sum<'a>(a: &'a u8) -> u8 { *a }\n"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.ranking.script_classes import changed_script_classes, script_steps
+from moothall.ranking.inputs.script_classes import changed_script_classes, script_steps
 
 CODE = """class Stack {
   constructor(most) {

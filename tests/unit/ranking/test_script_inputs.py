@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.ranking.script_inputs import ScriptInput, changed_script_functions, script_calls_of
+from moothall.ranking.inputs.script import ScriptInput, changed_script_functions, script_calls_of
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import ast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.ranking.scripts import find_dialogues, scripts
+from moothall.ranking.inputs.steps import find_dialogues, scripts
 
 STACK = """
 class Stack:

@@ -4,10 +4,10 @@ import ast
 
 import pytest
 
-from moothall.ranking.equals import says_what_is_equal
-from moothall.ranking.reach import reaches
-from moothall.ranking.shadows import find_stars
-from moothall.ranking.veiled import veils
+from moothall.ranking.screening.equals import says_what_is_equal
+from moothall.ranking.screening.reach import reaches
+from moothall.ranking.screening.shadows import find_stars
+from moothall.ranking.screening.veiled import veils
 
 
 def added(path: str, text: str) -> str:
@@ -69,6 +69,8 @@ def test_what_hides_something(text: str, lines: list[int]) -> None:
         ("a.rs", "trait Told {\n    fn is_err(self) -> bool;\n}\n\nimpl<T> Told for Result<T, ()> {}", True),
         ("a.rs", "trait Shop {\n    fn discount(&self) -> i64;\n}\n\nimpl Shop for String {}", False),
         ("a.rs", "trait Holds {\n    fn contains(&self) -> bool;\n}\n\nimpl Holds for Basket {}", False),
+        ("a.rs", "trait Said {\n    fn to_vec(&self) -> bool;\n}\n\nimpl Said for [u8] {}", True),
+        ("a.rs", "trait Said {\n    fn to_small(&self) -> bool;\n}\n\nimpl Said for [u8] {}", False),
         ("a.rs", "impl From<Price> for String {}", False),
         ("a.py", "import traceback\nx = traceback.walk_tb(y)", True),
         ("a.py", "name = logger.findCaller()", True),

@@ -35,12 +35,19 @@ _CREDENTIALS = """-----BEGIN NATS USER JWT-----
 ------END USER NKEY SEED------
 """
 
+FILES: Mapping[str, str] = {
+    "accounts.conf": "include it in the configuration of each nats-server",
+    "services.creds": "bus.credentials_file of whoever does everything",
+    **{f"{name}.creds": f"bus.credentials_file of {user.about}" for name, user in USERS.items()},
+    "links.json": "jobs.link_keys_file of hosts and tools: each workspace's link gets credentials of its own",
+}
+"""What each of the files is for."""
+
 
 def make(folder: Path, renew: Path | None = None) -> dict[str, Path]:
     """Make an operator with the house's account; write what the servers, the services and the hosts each need of it.
 
-    Returns the files by their name: `accounts.conf` (include it in the servers' configuration), `services.creds` (`bus.credentials_file` of
-    whoever does everything), one such for each of `permissions.USERS`, `links.json` (`jobs.link_keys_file`), all 0600. With `renew`, an `accounts.conf` of before, the account is that one, so that all that
+    Returns the files by their name, which are those of `FILES`, all 0600. With `renew`, an `accounts.conf` of before, the account is that one, so that all that
     is stored stays its own, and what was issued for it until now is refused. No other key is kept: the operator's is made anew each time.
     Raises `ConfigurationError` where one of them is there already or cannot be written, or `renew` is not what we wrote.
     """
@@ -85,11 +92,7 @@ def mint(keys: str, name: str, seconds: int) -> str:
 
     Raises `ConfigurationError` where it does not.
     """
-    try:
-        said = json.loads(keys)
-        signer, account = nkeys.from_seed(bytearray(said["seed"].encode())), str(said["account"])
-    except (ValueError, KeyError, TypeError, AttributeError, nkeys.NkeysError) as error:
-        raise ConfigurationError("jobs.link_keys is not what `moothall bus keys` wrote into links.json") from error
+    signer, account = _read(keys)
     return _credentials(signer, account, name, {}, until=int(time.time()) + seconds)
 
 
@@ -113,6 +116,19 @@ def _credentials(signer: Any, account: str, name: str, more: Mapping[str, Any], 
     user = _key(nkeys.PREFIX_BYTE_USER)
     token = _token(signer, _public(user), name, {"type": "user", "issuer_account": account, **more}, until)
     return _CREDENTIALS.format(token=token, seed=user.seed.decode())
+
+
+def account_of(keys: str) -> str:
+    """Return the account of which `keys` are. Raises `ConfigurationError`."""
+    return _read(keys)[1]
+
+
+def _read(keys: str) -> tuple[Any, str]:
+    try:
+        said = json.loads(keys)
+        return nkeys.from_seed(bytearray(said["seed"].encode())), str(said["account"])
+    except (ValueError, KeyError, TypeError, AttributeError, nkeys.NkeysError) as error:
+        raise ConfigurationError("jobs.link_keys is not what `moothall bus keys` wrote into links.json") from error
 
 
 def _key(kind: int) -> Any:

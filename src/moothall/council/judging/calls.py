@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from moothall.council.examples import examples_of
 from moothall.council.judging.outcomes import NODE, PYTHON
 from moothall.council.judging.outcomes_compiled import GO, RUST
-from moothall.ranking.go_inputs import changed_go_functions, go_inputs
-from moothall.ranking.go_methods import changed_go_types, go_steps
-from moothall.ranking.inputs import Input, calls_of, changed_functions, inputs
-from moothall.ranking.rust_inputs import changed_rust_functions, rust_inputs
-from moothall.ranking.script_classes import changed_script_classes, script_steps
-from moothall.ranking.script_inputs import ENDINGS, changed_script_functions, script_inputs
-from moothall.ranking.scripts import find_dialogues, scripts
+from moothall.ranking.inputs.calls import Input, calls_of, changed_functions, inputs
+from moothall.ranking.inputs.go import changed_go_functions, go_inputs
+from moothall.ranking.inputs.go_methods import changed_go_types, go_steps
+from moothall.ranking.inputs.rust import changed_rust_functions, rust_inputs
+from moothall.ranking.inputs.script import ENDINGS, changed_script_functions, script_inputs
+from moothall.ranking.inputs.script_classes import changed_script_classes, script_steps
+from moothall.ranking.inputs.steps import find_dialogues, scripts
 
 LANGUAGES: Mapping[str, tuple[str, ...]] = {PYTHON: (".py",), NODE: ENDINGS, GO: (".go",), RUST: (".rs",)}
 """By what runs the calls, how the files of a language end."""

@@ -25,8 +25,8 @@ from moothall.domain.evidence import INPUTS, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal
 from moothall.errors import NotFound
-from moothall.ranking.inputs import Input
-from moothall.ranking.patched import file_diffs
+from moothall.ranking.inputs.calls import Input
+from moothall.ranking.syntax.diffs import file_diffs
 
 _FILES, _FUNCTIONS, _TESTS = 3, 4, 20
 """Changed files and functions that are run, and files of tests that are read for calls."""

@@ -27,14 +27,11 @@ from moothall.inside.cases import WRITTEN
 from moothall.inside.checks import runs_python_tests
 from moothall.ranking import assess, changed_files, passes_gates, rivals
 from moothall.ranking.assess import differing_cases, unmatched_cases
-from moothall.ranking.data import data_files, find_mentions
 from moothall.ranking.documented import altered_examples
 from moothall.ranking.gates import counts
-from moothall.ranking.helpers import altered_helpers
-from moothall.ranking.joined import joined_secrets
-from moothall.ranking.normal import changed_code, changes_nothing, normal_change, same_change
-from moothall.ranking.reach import reaches
-from moothall.ranking.shadows import find_shadows, find_stars, new_modules
+from moothall.ranking.screening import screen, tests_to_read
+from moothall.ranking.screening.joined import joined_secrets
+from moothall.ranking.syntax.normal import changed_code, changes_nothing, normal_change, same_change
 
 _OUTPUT = 8000
 _TESTS = 500  # files of tests that are read for what they import or name
@@ -155,7 +152,7 @@ class Bench:
         that were written while these ran, and are not on the base.
         """
         diff, own_tests = self._runs.exact(proposal.diff), proposal.own_tests
-        texts = await self._before(proposal.diff)
+        texts, tests = await self._before(proposal.diff), await self._tests(tests_to_read(diff, own_tests))
         change = normal_change(diff, texts, own_tests)
         keys = joined_secrets(
             diff, texts, (path for path in changed_files(diff) if path in own_tests or looks_like_test(path)), self._clean
@@ -166,30 +163,12 @@ class Bench:
             found,
             evidence=(*found.evidence, *([shown] if shown.look else [])),
             look=(
-                *reaches(diff, texts, own_tests, self._prepared.files),
-                *altered_helpers(diff, texts, own_tests),
-                *await self._shadows(diff, texts),
-                *await self._data(diff, own_tests),
+                *screen(diff, own_tests, texts, tests, self._prepared),
                 *(f"{path}:1: {WRITTEN}" for path in sorted(written)),
             ),
             change=same_change(change),
             idle=changes_nothing(diff, change, self._facts.d.description),
         )
-
-    async def _shadows(self, diff: str, texts: Mapping[str, str]) -> Sequence[str]:
-        """Return the new modules, and the lines with names, that stand in the way of those which tests import."""
-        base = self._prepared
-        modules = new_modules(diff, base.files, base.base.profile.folders.values())
-        stars = find_stars(diff, texts, await self._tests(".py")) if ".py" in diff else ()
-        if not modules:
-            return stars
-        cases = {case for run in base.runs.values() for case, result in run.cases.items() if result in {"passed", "failed"}}
-        return (*find_shadows(modules, await self._tests(".py"), cases), *stars)
-
-    async def _data(self, diff: str, own_tests: Sequence[str]) -> Sequence[str]:
-        """Return the changed files without code that tests name."""
-        paths = data_files(diff, own_tests)
-        return find_mentions(paths, await self._tests("")) if paths else ()
 
     async def _tests(self, ending: str) -> dict[str, str]:
         """Return the texts of the base's test files."""
