@@ -91,7 +91,11 @@ def configured(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_every_key_of_the_configuration_is_a_setting(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = configured(folder)
-    files = make(tmp_path / "keys")
+    keys = make(tmp_path / "keys")
+    (bus,) = [
+        each["secret"] for each in one("Deployment", "moothall")["spec"]["template"]["spec"]["volumes"] if each["name"] == "bus"
+    ]
+    files = {item["path"]: keys[item["key"]] for item in bus["items"]}
     for name, value in said.items():
         assert isinstance(value, str), f"{name} of a ConfigMap is no text"
         monkeypatch.setenv(name, str(files.get(Path(value).name, value)))

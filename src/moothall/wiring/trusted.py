@@ -142,8 +142,9 @@ def for_hosts(settings: Settings) -> Settings:
     if settings.ray.address is None:
         return settings
     guard = settings.guard.model_copy(update={"key": None})
+    bus = settings.bus.model_copy(update={"credentials": settings.ray.credentials or settings.bus.credentials})
     return settings.model_copy(
-        update={"guard": guard, "forge": ForgeSettings(), "webhook": WebhookSettings(), "oidc": OidcSettings()}
+        update={"guard": guard, "bus": bus, "forge": ForgeSettings(), "webhook": WebhookSettings(), "oidc": OidcSettings()}
     )
 
 
