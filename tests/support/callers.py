@@ -62,10 +62,10 @@ class Serving:
 
 
 def certificate(folder: Path) -> dict[str, Any]:
-    """Make a certificate for localhost, and its key; returns the settings that name them."""
+    """Make a certificate for localhost and `EVERYWHERE`, and its key; returns the settings that name them."""
     key, cert = folder / "key.pem", folder / "cert.pem"
     made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subject = ["-subj", "/CN=localhost", "-addext", f"subjectAltName=DNS:localhost,IP:{EVERYWHERE}"]
     subprocess.run([*made, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True)
     return {"tls_key": key, "tls_cert": cert}
 

@@ -127,6 +127,11 @@ def status_message(status: DeliberationStatus) -> pb.DeliberationStatus.ValueTyp
     return pb.DeliberationStatus.Value(f"DELIBERATION_STATUS_{status.value}")
 
 
+def status_of(status: pb.DeliberationStatus.ValueType) -> DeliberationStatus:
+    """Return what the wire's value says."""
+    return DeliberationStatus(pb.DeliberationStatus.Name(status).removeprefix("DELIBERATION_STATUS_"))
+
+
 def deliberate_response(outcome: Outcome) -> pb.DeliberateResponse:
     """Return the answer to the caller who waited."""
     return to_message(pb.DeliberateResponse, outcome, **_fields_of(outcome))

@@ -54,13 +54,14 @@ class Submitted:
 
 
 class RemoteKernel:
-    """Submits deliberations, or tasks of one agent, to a server and follows them. Who asks is said by the token, whatever `who` is. `pause_seconds`
-    is the first delay before a lost server is asked again; it doubles.
+    """Submits deliberations, or tasks of one agent, to a server and follows them, each by the service that took it: with processes by role, no
+    door has both. Who asks is said by the token, whatever `who` is. `pause_seconds` is the first delay before a lost server is asked again; it doubles.
     """
 
     def __init__(self, channel: grpc.aio.Channel, token: str, pause_seconds: float = _PAUSE) -> None:
         self._stub: Any = pb_grpc.AgentKernelStub(channel)
         self._councils: Any = orchestrator_grpc.OrchestratorServiceStub(channel)
+        self._convened: set[str] = set()
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._pause = pause_seconds
 
@@ -98,6 +99,7 @@ class RemoteKernel:
                 f"{', '.join(unsaid)} cannot be said to a server elsewhere: its own settings say such things"
             )
         made = await self._call("SubmitDeliberation", convert.request_message(request), self._councils)
+        self._convened.add(made.task_id)
         return Submitted(made.task_id)
 
     async def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
@@ -105,14 +107,12 @@ class RemoteKernel:
         del who
         seen, lost = after_seq, 0
         while True:
-            stream = self._stub.StreamTaskEvents(
-                pb.StreamTaskEventsRequest(task_id=task_id, after_seq=seen), metadata=self._metadata
-            )
+            stream = self._follow(task_id, seen)
             try:
                 with _translate_errors():
                     async for told in stream:
                         seen, lost = told.seq, 0
-                        if (recorded := _event_of(task_id, told)) is not None:
+                        if (recorded := _recorded(task_id, told)) is not None:
                             yield recorded
             except errors.Temporary:
                 lost += 1
@@ -123,6 +123,14 @@ class RemoteKernel:
                 return
             finally:
                 stream.cancel()
+
+    def _follow(self, task_id: str, after_seq: int) -> Any:
+        if task_id in self._convened:
+            asked = council_pb.WatchDeliberationRequest(task_id=task_id, after_seq=after_seq)
+            return self._councils.WatchDeliberation(asked, metadata=self._metadata)
+        return self._stub.StreamTaskEvents(
+            pb.StreamTaskEventsRequest(task_id=task_id, after_seq=after_seq), metadata=self._metadata
+        )
 
     async def result(self, task_id: str, who: Principal) -> Outcome:
         """Return the end, as `wait` does: there is nothing else to ask."""
@@ -139,6 +147,9 @@ class RemoteKernel:
     async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
         """Stop it, and say how it stands."""
         del who
+        if task_id in self._convened:
+            asked = council_pb.CancelDeliberationRequest(task_id=task_id, reason=reason)
+            return convert.status_of((await self._call("CancelDeliberation", asked, self._councils)).status)
         answer = await self._call("CancelTask", pb.CancelTaskRequest(task_id=task_id, reason=reason))
         return DeliberationStatus(answer.status)
 
@@ -147,13 +158,14 @@ class RemoteKernel:
             return await getattr(stub or self._stub, method)(request, metadata=self._metadata, timeout=_CALL_SECONDS)
 
 
-def _event_of(task_id: str, told: pb.TaskEvent) -> Recorded | None:
+def _recorded(task_id: str, told: pb.TaskEvent | council_pb.DeliberationUpdate) -> Recorded | None:
     """Return an event; None for a type that only newer versions know."""
+    kind, data = (told.type, told.payload) if isinstance(told, pb.TaskEvent) else (told.event.type, told.event.data)
     try:
-        kind = EventType(told.type)
+        found = EventType(kind)
     except ValueError:
         return None
-    return Recorded(told.seq, Event("", kind, task_id, convert.struct_data(told.payload, "payload")))
+    return Recorded(told.seq, Event("", found, task_id, convert.struct_data(data, "payload")))
 
 
 @contextmanager
@@ -195,12 +207,12 @@ async def open_channel(server: str, ca: Path | None = None) -> grpc.aio.Channel:
         raise errors.ConfigurationError(f"{server[:80]!r} is no HOST:PORT of a server, such as 127.0.0.1:50055")
     if is_loopback(host):
         return grpc.aio.insecure_channel(server)
-    return await asyncio.to_thread(_secure_channel, server, ca)
+    return await _secure_channel(server, ca)
 
 
-def _secure_channel(server: str, ca: Path | None) -> grpc.aio.Channel:
+async def _secure_channel(server: str, ca: Path | None) -> grpc.aio.Channel:
     try:
-        roots = ca.read_bytes() if ca is not None else None
+        roots = await asyncio.to_thread(ca.read_bytes) if ca is not None else None
     except OSError as error:
         raise ConfigurationError(f"the certificate {ca} cannot be read: {error.strerror}") from error
     return grpc.aio.secure_channel(server, grpc.ssl_channel_credentials(roots))
@@ -221,7 +233,7 @@ async def calling(
     cert = settings.tls_cert
     target = f"127.0.0.1:{port}" if settings.host in {"0.0.0.0", "::", ""} else f"{settings.host}:{port}"  # noqa: S104 - not bound here
     try:
-        async with grpc.aio.insecure_channel(target) if cert is None else _secure_channel(target, cert) as channel:
+        async with grpc.aio.insecure_channel(target) if cert is None else await _secure_channel(target, cert) as channel:
             yield channel, (("authorization", f"Bearer {token}"),)
     except grpc.aio.AioRpcError as error:
         kind = Temporary if error.code() in PASSING else Permanent

@@ -1,11 +1,34 @@
-"""What the tests in a cluster share: its API, and the namespaces of deploy/k8s."""
+"""What the tests in a cluster share: its API, the namespaces of deploy/k8s, and its overlay `dev` where it is installed."""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
 import pytest
+import pytest_asyncio
 from kubernetes import client, config
 
-from support.kube.reached import make_namespaces
+from house import by_task, scripted
+from moothall.bus.nats.accounts import make
+from moothall.testing.model import Fault, ScriptedModel, scripted_model
+from support.kube.ctl import ask
+from support.kube.reached import DEPLOY, make_namespaces
+
+OVERLAY = """apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [{dev}]
+patches:
+  - target: {{kind: ConfigMap, name: moothall}}
+    patch: |
+      - {{op: add, path: /data/MOOTHALL_LLM__BASE_URL, value: "{model}"}}
+      - {{op: add, path: /data/MOOTHALL_WORKSPACE__WARM, value: "0"}}
+"""
+ODD, NEWLINE = 'it\'s $(touch pwned) `id` "d";&|.txt', "a\nb.txt"
+"""Names of files."""
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +41,46 @@ def api() -> client.ApiClient:
 def namespaces() -> None:
     """Those of deploy/k8s."""
     make_namespaces()
+
+
+def odd_or_by_task(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
+    """A seat whose task says ODD writes files of these names too."""
+    said = by_task(body, headers)
+    if "ODD" not in str(body) or not isinstance(said, str):
+        return said
+    asked = json.loads(said)
+    first, last = ({"tool": "files.append", "args": {"path": name, "content": "$(id)\n'\"\n"}} for name in (ODD, NEWLINE))
+    asked["actions"] = [first, *asked["actions"], last]  # what is refused ends a turn
+    return json.dumps(asked)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def reachable() -> AsyncIterator[ScriptedModel]:
+    """A model server that the pods reach."""
+    async with scripted_model(scripted(odd_or_by_task), host=os.environ["CLUSTER_ADDRESS"]) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def installed(reachable: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, Path]]:
+    """The overlay `dev` in the cluster, as docs/operating.md says it, with keys of its own, which it yields by their name."""
+    folder = tmp_path_factory.mktemp("overlay")
+    keys = make(folder / "keys")
+    secrets = {"nats-accounts": ("accounts.conf",), "moothall-bus": tuple(keys)}
+    for name, files in secrets.items():
+        given = [f"--from-file={keys[file]}" for file in files]
+        said = await ask("-n", "moothall", "create", "secret", "generic", name, *given, "--dry-run=client", "-o", "yaml")
+        await ask("apply", "-f", "-", given=said)
+    dev = os.path.relpath(DEPLOY / "overlays/dev", folder)
+    (folder / "kustomization.yaml").write_text(OVERLAY.format(dev=dev, model=reachable.base_url), encoding="utf-8")
+    try:
+        await ask("apply", "-k", str(folder))
+        for what in ("statefulset/nats", "deployment/moothall"):
+            try:
+                await ask("-n", "moothall", "rollout", "status", what, "--timeout=180s")
+            except AssertionError as error:
+                seen = await ask("-n", "moothall", "describe", "pods") + await ask("-n", "moothall", "logs", what, check=False)
+                pytest.fail(f"{error}\n{seen[-6000:]}")
+        yield keys
+    finally:
+        await ask("delete", "namespace", "moothall", "--wait=false")

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
-from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from house import by_task, scripted
-from moothall.bus.nats.accounts import make
-from moothall.testing.model import ScriptedModel, scripted_model
 from support import gobuilt
 from support.kube import crds
 from support.kube.ctl import ask
@@ -22,15 +18,6 @@ from support.kube.reached import DEPLOY
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
-OVERLAY = """apiVersion: kustomize.config.k8s.io/v1beta1
-kind: Kustomization
-resources: [{dev}]
-patches:
-  - target: {{kind: ConfigMap, name: moothall}}
-    patch: |
-      - {{op: add, path: /data/MOOTHALL_LLM__BASE_URL, value: "{model}"}}
-      - {{op: add, path: /data/MOOTHALL_WORKSPACE__WARM, value: "0"}}
-"""
 SAMPLE = """
 import subprocess, sys
 from pathlib import Path
@@ -50,36 +37,6 @@ who = ("-c", "user.name=t", "-c", "user.email=t@localhost")
 for words in (("init", "-q", "-b", "main"), ("add", "."), (*who, "commit", "-q", "-m", "first")):
     subprocess.run(("git", "-C", repo, *words), check=True)
 """
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def reachable() -> AsyncIterator[ScriptedModel]:
-    """A model server that the pods reach."""
-    async with scripted_model(scripted(by_task), host=os.environ["CLUSTER_ADDRESS"]) as server:
-        yield server
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def installed(reachable: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[None]:
-    """The overlay `dev` in the cluster, with keys of its own, as docs/operating.md says it."""
-    folder = tmp_path_factory.mktemp("overlay")
-    keys = make(folder / "keys")
-    secrets = {"nats-accounts": ("accounts.conf",), "moothall-bus": tuple(keys)}
-    for name, files in secrets.items():
-        given = [f"--from-file={keys[file]}" for file in files]
-        said = await ask("-n", "moothall", "create", "secret", "generic", name, *given, "--dry-run=client", "-o", "yaml")
-        await ask("apply", "-f", "-", given=said)
-    dev = os.path.relpath(DEPLOY / "overlays/dev", folder)
-    (folder / "kustomization.yaml").write_text(OVERLAY.format(dev=dev, model=reachable.base_url), encoding="utf-8")
-    await ask("apply", "-k", str(folder))
-    for what in ("statefulset/nats", "deployment/moothall"):
-        try:
-            await ask("-n", "moothall", "rollout", "status", what, "--timeout=180s")
-        except AssertionError as error:
-            seen = await ask("-n", "moothall", "describe", "pods") + await ask("-n", "moothall", "logs", what, check=False)
-            pytest.fail(f"{error}\n{seen[-6000:]}")
-    yield
-    await ask("delete", "namespace", "moothall", "--wait=false")
 
 
 async def inside(*command: str, check: bool = True) -> str:
@@ -142,7 +99,7 @@ async def test_the_cluster_accepts_the_chart(overlay: str, defined: None) -> Non
     assert "(server dry run)" in said
 
 
-async def test_a_council_inside_ends_proven_and_leaves_no_job(installed: None) -> None:
+async def test_a_council_inside_ends_proven_and_leaves_no_job(installed: dict[str, Path]) -> None:
     result = await deliberate("first", "Add hello_world() function to src/utils.py")
     assert result["proven"] is True
     assert len(result["results"]) == 3
@@ -151,7 +108,7 @@ async def test_a_council_inside_ends_proven_and_leaves_no_job(installed: None) -
     await ask("-n", "moothall-workspaces", "wait", "--for=delete", "jobs,pods", "--all", "--timeout=30s")
 
 
-async def test_the_doctor_inside_asks_the_cluster_and_finds_nothing_amiss(installed: None) -> None:
+async def test_the_doctor_inside_asks_the_cluster_and_finds_nothing_amiss(installed: dict[str, Path]) -> None:
     said = await inside("moothall", "doctor", "--json")  # fails where it does not exit with 0
     parts = {one["part"]: one["detail"] for one in json.loads(said[said.index("[") : said.rindex("]") + 1])}
     assert parts["cluster quota"].startswith("pods ")
@@ -161,7 +118,7 @@ async def test_the_doctor_inside_asks_the_cluster_and_finds_nothing_amiss(instal
     await ask("-n", "moothall-workspaces", "wait", "--for=delete", "jobs,pods", "--all", "--timeout=30s")
 
 
-async def test_a_bus_server_that_is_killed_is_not_missed(installed: None) -> None:
+async def test_a_bus_server_that_is_killed_is_not_missed(installed: dict[str, Path]) -> None:
     going = asyncio.create_task(deliberate("second", "Add hello_world() function to src/utils.py"))
     await asyncio.sleep(6)  # into its seats' work
     await ask("-n", "moothall", "delete", "pod", "nats-1", "--grace-period=0", "--force")

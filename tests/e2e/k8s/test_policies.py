@@ -5,18 +5,18 @@ policy holds gets through, without which "refused" would prove nothing.
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from k8s.test_deploy import installed, reachable  # noqa: F401 - fixtures
 from kubernetes import client
 
+from moothall.bus.nats.accounts import mint
 from support.kube.ctl import ask
 from support.kube.node import FIRST, nodes
 from support.kube.policies import enforced
+from support.kube.probes import METADATA, address, listening, probe, reaches, standing
 from support.kube.programs import Home
 
 pytestmark = [
@@ -27,78 +27,49 @@ pytestmark = [
     ),
 ]
 
-PROBE = {
-    "apiVersion": "v1",
-    "kind": "Pod",
-    "spec": {
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": 0,
-        "securityContext": {"runAsUser": 1000, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [
-            {
-                "name": "probe",
-                "image": "registry.local/moothall:dev",
-                "command": ["sleep", "600"],
-                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-                "resources": {"requests": {"cpu": "10m", "memory": "16Mi", "ephemeral-storage": "10Mi"}},
-            }
-        ],
-    },
-}
 OF_NODES = ("the API server", "the API server by its service", "the kubelet", "the metadata address")
-METADATA = "169.254.169.254"
-LISTEN = "import socket, sys\nserver = socket.create_server((sys.argv[1], 80))\nwhile True: server.accept()"
-TRY = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 4); print('through')"
+# With the credentials that it is given, hears some subjects and says something on another; prints what came of it.
+SAY = """
+import asyncio, sys
+from nats.aio.client import Client, RawCredentials
+async def main():
+    credentials, (said, *heard) = sys.stdin.read(), sys.argv[1:]
+    async def wrong(problem): print(problem, flush=True)
+    async def came(message): print("heard", message.subject, flush=True)
+    client = Client()
+    await client.connect("nats://nats.moothall:4222", user_credentials=RawCredentials(credentials), error_cb=wrong, allow_reconnect=False, connect_timeout=10)
+    for each in heard: await client.subscribe(each, cb=came)
+    await client.flush()
+    if said != "-": await client.publish(said, b"x")
+    await client.flush()
+    await asyncio.sleep(1)
+    await client.close()
+asyncio.run(main())
+"""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def probes(installed: None) -> AsyncIterator[dict[str, str]]:  # noqa: F811 - the fixture
-    """A pod among the workspaces, one that no policy holds, and another workspace; by name, their namespace."""
-    where = {"held": "moothall-workspaces", "other": "moothall-workspaces", "free": "default"}
-    for name, namespace in where.items():
-        pod = PROBE | {"metadata": {"name": name, "namespace": namespace}}
-        await ask("apply", "-f", "-", given=json.dumps(pod))
-    for name, namespace in where.items():
-        await ask("-n", namespace, "wait", "--for=condition=Ready", f"pod/{name}", "--timeout=60s")
-    yield where
-    for name, namespace in where.items():
-        await ask("-n", namespace, "delete", "pod", name, "--wait=false")
-
-
-async def address(name: str, namespace: str) -> str:
-    return (await ask("-n", namespace, "get", "pod", name, "-o", "jsonpath={.status.podIP}")).strip()
-
-
-async def reaches(probe: str, namespace: str, host: str, port: int) -> bool:
-    said = await ask("-n", namespace, "exec", probe, "--", "python", "-c", TRY, host, str(port), check=False)
-    return "through" in said
+async def probes(installed: dict[str, Path]) -> AsyncIterator[dict[str, str]]:
+    """A pod among the workspaces, another workspace, which answers, one that no policy knows, and one of the house's; by name, their namespace."""
+    where = {"held": "moothall-workspaces", "other": "moothall-workspaces", "free": "default", "house": "moothall"}
+    pods = [probe(name, namespace, {}, *((8000,) if name == "other" else ())) for name, namespace in where.items()]
+    async with standing(*pods):
+        yield where
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def listeners(probes: dict[str, str]) -> AsyncIterator[dict[str, tuple[str, int]]]:
     """What is tried, by name; somebody listens at each of them."""
-    here = nodes(Home.of_user())
-    into = [("nsenter", "-t", str(node.anchor()), "-n", "--") for node in here]
-    for one in into:
-        await (await asyncio.create_subprocess_exec(*one, "ip", "addr", "replace", f"{METADATA}/32", "dev", "lo")).wait()
-    metadata = [await asyncio.create_subprocess_exec(*one, sys.executable, "-c", LISTEN, METADATA) for one in into]
-    serve = ("exec", "other", "--", "python", "-m", "http.server", "8000")
-    other = await asyncio.create_subprocess_exec("kubectl", "-n", probes["other"], *serve, stderr=asyncio.subprocess.DEVNULL)
-    yield {
-        "the bus": ("nats.moothall", 4222),
-        "the API server": (FIRST, 6443),
-        "the API server by its service": ("10.96.0.1", 443),
-        "the kubelet": (here[0].address, 10250),
-        "the metadata address": (METADATA, 80),
-        "another workspace": (await address("other", probes["other"]), 8000),
-        "a server of the bus among themselves": ("nats-0.nats.moothall", 6222),
-    }
-    for process in (*metadata, other):
-        process.terminate()
-        await process.wait()
-    for one in into:
-        await (await asyncio.create_subprocess_exec(*one, "ip", "addr", "del", f"{METADATA}/32", "dev", "lo")).wait()
+    async with listening(METADATA, 80):
+        yield {
+            "the bus": ("nats.moothall", 4222),
+            "the API server": (FIRST, 6443),
+            "the API server by its service": ("10.96.0.1", 443),
+            "the kubelet": (FIRST, 10250),
+            "the metadata address": (METADATA, 80),
+            "another workspace": (await address("other", probes["other"]), 8000),
+            "a server of the bus among themselves": ("nats-0.nats.moothall", 6222),
+        }
 
 
 async def test_a_workspace_reaches_the_bus_and_nothing_else(
@@ -113,3 +84,31 @@ async def test_a_workspace_reaches_the_bus_and_nothing_else(
             assert through == (what == "the bus"), what
         for what in OF_NODES:
             assert await reaches("free", probes["free"], *listeners[what]), f"{what}: refused to everybody"
+
+
+async def says(pod: str, namespace: str, credentials: str, said: str, *heard: str) -> str:
+    """Publish from a pod; return what the server said of that, and which messages came on the subjects that it heard."""
+    return await ask("-n", namespace, "exec", "-i", pod, "--", "python", "-c", SAY, said, *heard, given=credentials)
+
+
+async def test_a_workspace_says_and_hears_nothing_on_another_ones_subjects(
+    installed: dict[str, Path],
+    probes: dict[str, str],
+    api: client.ApiClient,
+) -> None:
+    links = await asyncio.to_thread(installed["links.json"].read_text, encoding="utf-8")
+    services = await asyncio.to_thread(installed["services.creds"].read_text, encoding="utf-8")
+    one = mint(links, "one", 300)
+    with enforced(api, Home.of_user()):
+        await asyncio.sleep(1)
+        for subject, credentials, pod, refused in (
+            ("workspace.link.two-out", one, "held", True),
+            ("workspace.link.one-out", one, "held", False),
+        ):
+            said = await says(pod, probes[pod], credentials, subject)
+            assert ("permissions violation for publish" in said.lower()) == refused, (subject, pod, said)
+        said = await says("held", probes["held"], one, "-", "workspace.link.two-in")
+        assert "permissions violation for subscription" in said.lower(), said
+        assert not await reaches("free", probes["free"], "nats.moothall", 4222), "with whatever credentials"
+        said = await says("house", probes["house"], services, "workspace.link.two-out", "workspace.link.*")
+        assert "heard workspace.link.two-out" in said, "what is accepted arrives"

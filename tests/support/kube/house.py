@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ CLASS = "folders-of-this-machine"
 _CHART = Path(__file__).parents[3] / "deploy/helm/moothall"
 CLAIMS = {"moothall-shared": 1000, "data-nats-0": 1000, "data-nats-1": 1000, "data-nats-2": 1000, "data-neo4j-0": 7474}
 _RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
-_OURS = "registry.local/moothall:dev"
+OURS = "registry.local/moothall:dev"
 _SMALL = {"requests": {"cpu": "20m", "memory": "128Mi"}, "limits": {"memory": "2Gi"}}
 
 
@@ -68,17 +68,8 @@ class Folders:
         ]
 
 
-def objects(home: Home, folders: Folders, folder: Path) -> str:
-    """Return what has to be there before the chart, for `kubectl apply`: the namespace, volumes and Secrets. `folder` gets keys."""
-    bus = make(folder / "bus")
-    keys.certificate(home.keys, "house", "moothall", others=tuple(f"{one}.{SPACE}" for one in ("moothall", "moothall-tools")))
-    secrets = {
-        "nats-accounts": {"accounts.conf": bus["accounts.conf"].read_text(encoding="utf-8")},
-        "moothall-bus": {name: path.read_text(encoding="utf-8") for name, path in bus.items()},
-        "moothall": {"MOOTHALL_GRPC__TOKEN": TOKEN, "MOOTHALL_GRAPH__PASSWORD": PASSWORD},
-        "moothall-tls": {f"tls.{end}": (home.keys / f"house.{end}").read_text(encoding="utf-8") for end in ("crt", "key")},
-        "neo4j": {"NEO4J_AUTH": f"neo4j/{PASSWORD}"},
-    }
+def places(folders: Folders) -> str:
+    """Return the namespace and its volumes, for `kubectl apply`."""
     made: list[dict[str, Any]] = [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE, "labels": _RESTRICTED}},
         # The scheduler binds: it leaves a pod whose claim is bound by others in the moment of its first try for five minutes.
@@ -90,12 +81,41 @@ def objects(home: Home, folders: Folders, folder: Path) -> str:
             "volumeBindingMode": "WaitForFirstConsumer",
         },
         *folders.volumes(),
-        *(
-            {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": SPACE}, "stringData": values}
-            for name, values in secrets.items()
-        ),
     ]
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": made})
+    return _listed(made)
+
+
+def secrets(home: Home, folder: Path) -> str:
+    """Return the Secrets that have to be there before the chart, for `kubectl apply`. `folder` gets keys."""
+    bus = make(folder / "bus")
+    certificate(home, "house")
+    values = {
+        "nats-accounts": {"accounts.conf": bus["accounts.conf"].read_text(encoding="utf-8")},
+        "moothall-bus": {name: path.read_text(encoding="utf-8") for name, path in bus.items()},
+        "moothall": {"MOOTHALL_GRPC__TOKEN": TOKEN, "MOOTHALL_GRAPH__PASSWORD": PASSWORD},
+        "moothall-tls": {f"tls.{end}": (home.keys / f"house.{end}").read_text(encoding="utf-8") for end in ("crt", "key")},
+        "neo4j": {"NEO4J_AUTH": f"neo4j/{PASSWORD}"},
+    }
+    kinds = {"moothall-tls": "kubernetes.io/tls"}
+    return _listed(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name, "namespace": SPACE},
+            "type": kinds.get(name, "Opaque"),
+            "stringData": said,
+        }
+        for name, said in values.items()
+    )
+
+
+def certificate(home: Home, name: str) -> None:
+    """Make NAME.crt and NAME.key for the house's doors among the cluster's keys, unless they are there."""
+    keys.certificate(home.keys, name, "moothall", others=tuple(f"{one}.{SPACE}" for one in ("moothall", "moothall-tools")))
+
+
+def _listed(objects: Iterable[Mapping[str, Any]]) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
 
 
 def values(model: str, *, ray: bool = False, **settings: str) -> dict[str, Any]:
@@ -103,8 +123,8 @@ def values(model: str, *, ray: bool = False, **settings: str) -> dict[str, Any]:
     volume = {"size": "1Gi", "className": CLASS}
     return {
         "images": {
-            "moothall": _OURS,
-            "nats": _OURS,
+            "moothall": OURS,
+            "nats": OURS,
             "workspace": "registry.local/moothall-workspace:dev",
             "neo4j": NEO4J,
         },

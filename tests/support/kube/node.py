@@ -183,9 +183,9 @@ class Node:
         proxy += ("--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
         self.spawn("proxy", str(binaries / "kube-proxy"), *proxy)
 
-    def give_images(self, say: Say, names: Sequence[str] = ()) -> None:
-        """Import the archives that it does not have yet: of these names, else all but the base, of which others are made."""
-        for archive in sorted(self.home.images.glob("*.tar")):
+    def give_images(self, say: Say, names: Sequence[str] = (), folder: Path | None = None) -> None:
+        """Import the archives of a folder, the home's, that it does not have yet: of these names, else all but the base, of which others are made."""
+        for archive in sorted((folder or self.home.images).glob("*.tar")):
             if archive.stem not in names if names else archive.stem == "base":
                 continue
             stamp = f"{archive.stat().st_size}-{archive.stat().st_mtime_ns}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from support.kube import neo4j
 from support.kube.ctl import ask
-from support.kube.house import CLAIMS, SPACE, WORKSPACES, Folders, install, objects, uninstall
+from support.kube.house import CLAIMS, SPACE, WORKSPACES, Folders, install, places, secrets, uninstall
 from support.kube.node import nodes
 from support.kube.programs import Home
 
@@ -30,9 +30,10 @@ async def stood(home: Home, folder: Path, said: Mapping[str, Any]) -> AsyncItera
         await asyncio.to_thread(neo4j.make, home, print)
         await give_images(home)
         await asyncio.to_thread(folders.make)
-        await ask("apply", "-f", "-", given=objects(home, folders, folder))
+        await ask("apply", "-f", "-", given=places(folders))
+        await ask("apply", "-f", "-", given=secrets(home, folder))
         await asyncio.to_thread(install, home, said)
-        await rolled_out("statefulset/nats", "statefulset/neo4j", *(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
+        await all_rolled_out()
         yield folders
     finally:
         await cleared(home)
@@ -65,6 +66,11 @@ async def rolled_out(*names: str) -> None:
             seen = await ask("-n", SPACE, "get", "pods,events", "-o", "wide")
             logs = await ask("-n", SPACE, "logs", name, "--all-containers", "--tail=40", check=False)
             raise AssertionError(f"{error}\n{seen[-6000:]}\n{logs[-4000:]}") from error
+
+
+async def all_rolled_out() -> None:
+    """Wait for all of the house. Raises `AssertionError`."""
+    await rolled_out("statefulset/nats", "statefulset/neo4j", *(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
 
 
 async def cleared(home: Home) -> None:

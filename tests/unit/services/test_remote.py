@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.errors import AlreadyExists, ConfigurationError, InvalidRequest, NotFound, Refused, Temporary
 from moothall.services.remote import RemoteKernel, remote_kernel
-from support.callers import OTHER, TOKEN, doors_of, serving
+from support.callers import EVERYWHERE, OTHER, TOKEN, certificate, doors_of, serving
 from support.desk import MemoryDesk
 from support.visits import visiting
 
@@ -51,6 +52,30 @@ async def test_a_task_from_its_prompt_to_its_end(desk: MemoryDesk, tmp_path: Pat
         await desk.decide(outcome)
         assert await kernel.wait("task-1", LOCAL) == outcome
         assert await kernel.result("task-1", LOCAL) == outcome
+        assert await kernel.cancel("task-1", "too late", LOCAL) is DeliberationStatus.COMPLETED
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate: apt-get install openssl")
+async def test_a_server_that_is_not_on_loopback_is_asked_over_tls(desk: MemoryDesk, tmp_path: Path) -> None:
+    files = certificate(tmp_path)
+    async with (
+        visiting(tmp_path) as behind,
+        serving(desk, replace(doors_of(desk), visits=behind.visits), host=EVERYWHERE, **files) as house,
+    ):
+        server = f"{EVERYWHERE}:{house.server.port}"  # no address of loopback to whoever reads it, though one leads there
+        async with remote_kernel(server, TOKEN, files["tls_cert"]) as kernel:
+            await kernel.submit(ASKED, LOCAL)
+        assert desk.request("task-1").description == ASKED.description
+
+
+async def test_a_council_is_asked_of_a_door_that_has_no_kernel(desk: MemoryDesk) -> None:
+    """As the role `api` serves it."""
+    async with serving(desk) as house, remote_kernel(house.server.target, TOKEN) as kernel:
+        await kernel.submit(replace(ASKED, protocol="vote"), LOCAL)
+        following = asyncio.create_task(kernel.wait("task-1", LOCAL))
+        outcome = Outcome("task-1", DeliberationStatus.COMPLETED, final_state="none")
+        await desk.decide(outcome)
+        assert await following == outcome
         assert await kernel.cancel("task-1", "too late", LOCAL) is DeliberationStatus.COMPLETED
 
 

@@ -6,18 +6,17 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from k8s.roles.standing import Standing
+from k8s.roles.standing import Seen, Standing
 from k8s.test_deploy import SAMPLE
 from kubernetes import client
 
 from house import WRONG, by_task, scripted, turn
-from moothall.bus.nats.jetstream import open_bus
-from moothall.config import BusSettings
 from moothall.testing.model import Fault, call_id_of, phase_of, scripted_model, seat_of
 from support import gobuilt
 from support.kube import house
@@ -27,7 +26,15 @@ from support.kube.programs import Home, Missing
 from support.kube.stood import stood
 
 _SECONDS_A_TURN = 2.0  # so that there is a middle in which something is killed
-Arrived = list[tuple[str, float]]
+
+
+@dataclass(slots=True)
+class Counted:
+    """A model server that the pods reach. `arrived`: call id and time of each call; while `answers` is not set, who asks for a turn waits."""
+
+    url: str
+    arrived: list[tuple[str, float]]
+    answers: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @pytest.fixture(scope="session")
@@ -39,15 +46,17 @@ def home() -> Home:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def counted() -> AsyncIterator[tuple[str, Arrived]]:
-    """The URL of a model server that the pods reach, and what it was asked when."""
-    arrived: Arrived = []
+async def counted() -> AsyncIterator[Counted]:
+    """The model of the house."""
+    made = Counted("", [])
+    made.answers.set()
     council = scripted(by_task)
 
     async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
-        arrived.append((call_id_of(headers), time.time()))
+        made.arrived.append((call_id_of(headers), time.time()))
         if phase_of(headers) == "propose" and "HAIKU" not in str(body):
             await asyncio.sleep(_SECONDS_A_TURN)
+            await made.answers.wait()
             if not seat_of(headers).endswith(
                 "3"
             ):  # one is right: who wins is no matter of evidence that a busy machine leaves out
@@ -56,17 +65,18 @@ async def counted() -> AsyncIterator[tuple[str, Arrived]]:
         return await said  # type: ignore[no-any-return]
 
     async with scripted_model(answer, host=os.environ["CLUSTER_ADDRESS"]) as server:
-        yield server.base_url, arrived
+        made.url = server.base_url
+        yield made
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def keys(
-    home: Home, counted: tuple[str, Arrived], tmp_path_factory: pytest.TempPathFactory
+    home: Home, counted: Counted, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[Path, house.Folders]]:
     """The house, installed and ready: the folder of its keys, and its volumes."""
     folder = tmp_path_factory.mktemp("house")
     try:
-        async with stood(home, folder, house.values(counted[0])) as folders:
+        async with stood(home, folder, house.values(counted.url)) as folders:
             yield folder, folders
     except (gobuilt.Missing, Missing) as missing:
         pytest.fail(str(missing))
@@ -74,17 +84,25 @@ async def keys(
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def standing(
-    home: Home, api: client.ApiClient, counted: tuple[str, Arrived], keys: tuple[Path, house.Folders]
+    home: Home, api: client.ApiClient, counted: Counted, keys: tuple[Path, house.Folders]
 ) -> AsyncIterator[Standing]:
     """All roles on three bus servers and a Neo4j, and a repository that they share."""
     folder, folders = keys
-    door = await ask("-n", house.SPACE, "get", "service", "moothall", "-o", "jsonpath={.spec.clusterIP}")
-    listed = ("pods", "-l", "app.kubernetes.io/name=nats", "-o", "jsonpath={.items[*].status.podIP}")
-    servers = (await ask("-n", house.SPACE, "get", *listed)).split()
     inside = ("-n", house.SPACE, "exec", "deploy/moothall-api", "--")
     await ask(*inside, "python", "-c", SAMPLE, "/data/sample")
     await ask(*inside, "moothall", "repo", "add", "/data/sample", "--id", "sample")
-    settings = BusSettings(replicas=3, credentials_file=folder / "bus/services.creds")
-    async with open_bus(settings, ",".join(f"nats://{address}:4222" for address in servers)) as bus:
-        authority = (home.keys / "ca.crt").read_bytes()
-        yield Standing(api, bus, folders, f"{door.strip()}:50055", authority, counted[1], "sample")
+    authority = (home.keys / "ca.crt").read_bytes()
+    found = Standing(api, folders, folder / "bus/services.creds", authority, counted.arrived, "sample")
+    await found.reach()
+    yield found
+    await found.leave()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def undisturbed(standing: Standing) -> Seen:
+    """What a council comes to where nothing is killed."""
+    seen = await standing.council("undisturbed")
+    assert seen.end.proven
+    assert "def hello_world():" in seen.end.delivered
+    assert await standing.left() == []
+    return seen

@@ -6,16 +6,18 @@ import asyncio
 import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
 from kubernetes import client
 
-from moothall.bus.nats.jetstream import JetStreamBus
+from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.registry import EVENTS, WORK
+from moothall.config import BusSettings
 from moothall.domain.codec import load
 from moothall.domain.event import EventType
 from moothall.domain.outcome import Outcome
@@ -25,6 +27,7 @@ from moothall.graph.elsewhere import OverBus
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from support.kube.ctl import ask
 from support.kube.house import SPACE, TOKEN, WORKSPACES, Folders
 from support.kube.killing import kill
 from support.recovery.scene import End
@@ -63,18 +66,47 @@ class Standing:
     """The house that stands in the cluster. `arrived`: call id and time of each model call, as its server got them."""
 
     api: client.ApiClient
-    bus: JetStreamBus
     folders: Folders
-    door: str
+    credentials: Path
     authority: bytes
     arrived: list[tuple[str, float]]
     repository: str
+    doors: dict[str, str] = field(default_factory=dict)
+    _open: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _bus: JetStreamBus | None = None
+
+    async def reach(self) -> None:
+        """Find its doors and its bus, which are elsewhere once it was installed anew."""
+        for name in ("moothall", "moothall-tools"):
+            self.doors[name] = (await ask("-n", SPACE, "get", "service", name, "-o", "jsonpath={.spec.clusterIP}")).strip()
+        servers = ",".join(f"nats://{pod.status.pod_ip}:4222" for pod in await self.pods("app.kubernetes.io/name=nats"))
+        self._bus = await self._open.enter_async_context(
+            open_bus(BusSettings(replicas=3, credentials_file=self.credentials), servers)
+        )
+
+    async def leave(self) -> None:
+        """Let go of its bus."""
+        await self._open.aclose()
+        self._bus = None
+
+    @property
+    def bus(self) -> JetStreamBus:
+        """Its bus."""
+        assert self._bus is not None, "reach() comes first"
+        return self._bus
+
+    @asynccontextmanager
+    async def channel(self, service: str = "moothall", port: int = 50055) -> AsyncIterator[grpc.aio.Channel]:
+        """Yield a connection of its own to some pod behind a Service, with TLS."""
+        known = [("grpc.ssl_target_name_override", f"{service}.{SPACE}")]
+        door = f"{self.doors[service]}:{port}"
+        async with grpc.aio.secure_channel(door, grpc.ssl_channel_credentials(self.authority), options=known) as channel:
+            yield channel
 
     @asynccontextmanager
     async def stub(self) -> AsyncIterator[Any]:
-        """Yield a stub on a connection of its own to some pod that serves calls, with TLS."""
-        known = [("grpc.ssl_target_name_override", f"moothall.{SPACE}")]
-        async with grpc.aio.secure_channel(self.door, grpc.ssl_channel_credentials(self.authority), options=known) as channel:
+        """Yield a stub on a connection of its own to some pod that serves calls."""
+        async with self.channel() as channel:
             yield OrchestratorServiceStub(channel)
 
     async def pods(self, selector: str, space: str = SPACE) -> list[Any]:

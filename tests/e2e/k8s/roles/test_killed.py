@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from k8s.roles.standing import Seen, Standing
 
 from moothall.domain.event import EventType
@@ -14,19 +13,9 @@ from support.kube.house import WORKSPACES
 from support.kube.killing import bring_back
 from support.kube.node import Node
 from support.kube.programs import Home
-from support.kube.stood import DEPLOYMENTS, rolled_out
+from support.kube.stood import all_rolled_out, rolled_out
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def undisturbed(standing: Standing) -> Seen:
-    """What a council comes to where nothing is killed."""
-    seen = await standing.council("undisturbed")
-    assert seen.end.proven
-    assert "def hello_world():" in seen.end.delivered
-    assert await standing.left() == []
-    return seen
 
 
 KILLED: dict[str, tuple[dict[str, Any], EventType]] = {
@@ -71,6 +60,6 @@ async def test_a_node_that_is_lost_in_the_middle_and_comes_back_changes_nothing(
     assert seen.hit, "something of the house was on it"
     assert undisturbed.difference(seen) == ""
     assert (seen.repeated, seen.decisions) == ([], 1)
-    await rolled_out("statefulset/nats", "statefulset/neo4j", *(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
+    await all_rolled_out()
     assert await standing.left() == []
     await standing.written()

@@ -1,25 +1,30 @@
-"""Every role is replaced while callers call: no call is lost, and each deliberation is decided once."""
+"""Every role is replaced while callers call and while a council is at work in its Jobs: no call is lost, each deliberation is decided once, and
+the council comes to what it comes to undisturbed.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc.aio
 import pytest
-from k8s.roles.conftest import Arrived
-from k8s.roles.standing import WHO, Standing
+from k8s.roles.conftest import Counted
+from k8s.roles.standing import WHO, Seen, Standing
 
 from moothall.domain.event import EventType
 from moothall.domain.topic import Channel
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
-from support.kube import house
+from support.kube import before, house
 from support.kube.ctl import ask
-from support.kube.programs import Home
+from support.kube.programs import Home, Missing
 from support.kube.stood import DEPLOYMENTS, rolled_out
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
+
+SEATS = 3
 
 
 async def deliberate(standing: Standing, task_id: str) -> pb.DeliberateResponse:
@@ -65,10 +70,83 @@ async def test_each_role_is_restarted_under_load_and_no_call_is_lost(standing: S
             await rolled_out(f"deployment/moothall-{name}")
 
 
-async def test_an_upgrade_of_all_roles_at_once_loses_no_call(
-    standing: Standing, home: Home, counted: tuple[str, Arrived]
-) -> None:
+async def test_an_upgrade_of_all_roles_at_once_loses_no_call(standing: Standing, home: Home, counted: Counted) -> None:
     async with called(standing, "upgrade"):
-        said = house.values(counted[0], MOOTHALL_LOG__LEVEL="warning")
+        said = house.values(counted.url, MOOTHALL_LOG__LEVEL="warning")
         await asyncio.to_thread(house.install, home, said)
         await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
+
+
+async def at_work(standing: Standing, pods: int) -> set[str]:
+    """Wait until so many workspaces' pods run; return who they are."""
+    async with asyncio.timeout(180):
+        while True:
+            found = {pod.metadata.uid for pod in await standing.pods("", house.WORKSPACES) if pod.status.phase == "Running"}
+            if len(found) >= pods:
+                return found
+            await asyncio.sleep(0.5)
+
+
+async def serving(standing: Standing) -> set[str]:
+    return {pod.metadata.uid for pod in await standing.pods("app.kubernetes.io/name=moothall")}
+
+
+async def replaced_under(
+    name: str, standing: Standing, counted: Counted, replace: Callable[[], Coroutine[Any, Any, None]]
+) -> Seen:
+    """Hold a council whose seats wait for their model, each in its Job, until all of the house was replaced; return what is seen of it."""
+
+    async def all_of_it() -> int:
+        try:
+            await at_work(standing, SEATS)
+            old = await serving(standing)
+            await replace()
+            async with asyncio.timeout(120):
+                while not old.isdisjoint(await serving(standing)):  # every pod of every role is another one
+                    await asyncio.sleep(0.5)
+            await at_work(standing, SEATS)
+        finally:
+            counted.answers.set()
+        return len(old)
+
+    counted.answers.clear()
+    return await standing.council(name, all_of_it, EventType.DELIBERATION_STARTED)
+
+
+async def test_a_council_in_its_jobs_comes_to_the_same_while_every_role_is_replaced(
+    standing: Standing, counted: Counted, undisturbed: Seen
+) -> None:
+    async def restart() -> None:
+        names = [f"deployment/moothall-{name}" for name in DEPLOYMENTS]
+        await ask("-n", house.SPACE, "rollout", "restart", *names)
+        await rolled_out(*names)
+
+    seen = await replaced_under("rolled", standing, counted, restart)
+    assert undisturbed.difference(seen) == ""
+    assert (seen.repeated, seen.decisions) == ([], 1)
+    assert await standing.left() == []
+
+
+async def test_a_council_in_its_jobs_comes_to_the_same_while_the_house_is_upgraded_from_before(
+    standing: Standing, home: Home, counted: Counted, undisturbed: Seen
+) -> None:
+    try:
+        await asyncio.to_thread(before.give, home, print)
+    except Missing as missing:
+        pytest.fail(str(missing))
+
+    async def upgrade() -> None:
+        await asyncio.to_thread(house.install, home, house.values(counted.url))
+        await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
+
+    older = house.values(counted.url)
+    older["images"] |= {
+        "moothall": f"registry.local/moothall:{before.TAG}",
+        "workspace": f"registry.local/moothall-workspace:{before.TAG}",
+    }
+    await asyncio.to_thread(house.install, home, older)
+    await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
+    seen = await replaced_under("upgraded-from-before", standing, counted, upgrade)
+    assert undisturbed.difference(seen) == ""
+    assert (seen.repeated, seen.decisions) == ([], 1)
+    assert await standing.left() == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from k8s.roles.conftest import Arrived
+from k8s.roles.conftest import Counted
 from k8s.roles.standing import Standing
 from k8s.roles.test_rolling import called
 
@@ -59,9 +59,9 @@ async def test_a_scaler_knows_what_its_pods_use(name: str, measured: None) -> No
 
 
 async def test_doors_that_compute_more_than_they_should_become_more_and_no_call_is_lost(
-    standing: Standing, home: Home, counted: tuple[str, Arrived], measured: None
+    standing: Standing, home: Home, counted: Counted, measured: None
 ) -> None:
-    said = house.values(counted[0])
+    said = house.values(counted.url)
     said["roles"]["cpu"] = "5m"
     async with called(standing, "scaled"):
         await asyncio.to_thread(house.install, home, said)

@@ -7,12 +7,12 @@ import json
 
 import pytest
 import pytest_asyncio
-from k8s.roles.conftest import Arrived
+from k8s.roles.conftest import Counted
 from k8s.roles.standing import Seen, Standing
 
 from moothall.domain.event import EventType
 from support import gobuilt
-from support.kube import house
+from support.kube import house, page
 from support.kube.added import RAY
 from support.kube.ctl import ask
 from support.kube.node import nodes
@@ -42,14 +42,14 @@ async def waited(*what: str) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def on_ray(standing: Standing, home: Home, counted: tuple[str, Arrived]) -> Seen:
+async def on_ray(standing: Standing, home: Home, counted: Counted) -> Seen:
     """The operator and the RayCluster in place of the one host; what a council comes to there."""
     try:
         await asyncio.to_thread(RAY.make, home, print)
         await give_images(home)
         await applied(await asyncio.to_thread(RAY.applied, home))
         await ask("-n", RAY.space, "rollout", "status", "deployment/kuberay-operator", "--timeout=120s")
-        await asyncio.to_thread(house.install, home, house.values(counted[0], ray=True))
+        await asyncio.to_thread(house.install, home, house.values(counted.url, ray=True))
     except (gobuilt.Missing, Missing) as missing:
         pytest.fail(str(missing))
     await waited("raycluster/hosts", "--for=jsonpath={.status.desiredWorkerReplicas}=2")
@@ -83,3 +83,18 @@ async def test_rays_nodes_that_are_killed_change_nothing(what: str, standing: St
     assert (seen.repeated, seen.decisions) == ([], 1)
     assert await standing.left() == []
     await ready()
+
+
+async def test_hosts_that_are_replaced_by_the_line_of_the_page_change_nothing(standing: Standing, on_ray: Seen) -> None:
+    old = {pod.metadata.uid for pod in await standing.pods("ray.io/cluster=hosts")}
+
+    async def blow() -> int:
+        await page.run(page.by_role(page.line("delete pods -l ray.io/cluster=hosts"), house.SPACE))
+        return len(old)
+
+    seen = await standing.council("hosts-replaced", blow, EventType.SEAT_PROPOSED)
+    assert on_ray.difference(seen) == ""
+    assert (seen.repeated, seen.decisions) == ([], 1)
+    await ready()
+    assert old.isdisjoint(pod.metadata.uid for pod in await standing.pods("ray.io/cluster=hosts"))
+    assert await standing.left() == []

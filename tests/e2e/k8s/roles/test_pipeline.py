@@ -1,0 +1,89 @@
+"""deploy/k8s/examples/deliberation.yaml, as a pipeline makes it: the Job ends as its deliberation did, and its pod exits by it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from k8s.roles.standing import TASK, Standing
+
+from support.kube.ctl import ask
+from support.kube.house import OURS, SPACE, TOKEN
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
+
+EXAMPLE = Path(__file__).parents[4] / "deploy/k8s/examples/deliberation.yaml"
+QUOTED = f'--{TASK}: it\'s "quoted", $(REPOSITORY)\nand $HOME `id`'
+
+
+def manifest() -> dict[str, Any]:
+    """The example with this house's names in the place of those that whoever copies it replaces."""
+    text = EXAMPLE.read_text(encoding="utf-8").replace("moothall.moothall:", f"moothall.{SPACE}:")
+    made: dict[str, Any] = yaml.safe_load(text)
+    made["metadata"]["namespace"] = SPACE
+    (container,) = made["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "moothall"
+    container["image"] = OURS
+    return made
+
+
+@asynccontextmanager
+async def secrets(values: Mapping[str, str], authority: bytes) -> AsyncIterator[None]:
+    """Keep what the example asks for: the Secret of the pipeline, and the authority beside the house's certificate."""
+    given = [f"--from-literal={name}={value}" for name, value in values.items()]
+    await ask("-n", SPACE, "create", "secret", "generic", "pipeline", *given)
+    patch = json.dumps({"data": {"ca.crt": base64.b64encode(authority).decode()}})
+    await ask("-n", SPACE, "patch", "secret", "moothall-tls", "--patch", patch)
+    try:
+        yield
+    finally:
+        await ask("-n", SPACE, "delete", "secret", "pipeline")
+
+
+async def ended(name: str) -> str:
+    """Wait for a Job's end; return how it ended."""
+    async with asyncio.timeout(300):
+        while True:
+            job = json.loads(await ask("-n", SPACE, "get", name, "-o", "json"))
+            for one in job.get("status", {}).get("conditions", ()):
+                if one["type"] in {"Complete", "Failed"} and one["status"] == "True":
+                    return str(one["type"])
+            await asyncio.sleep(1)
+
+
+ENDS = {
+    "proven": ({"task": QUOTED}, "Complete", 0),
+    "none": ({"task": "WRONG: add hello_world() function to src/utils.py"}, "Failed", 1),
+    "a broken part": ({"token": "somebody-elses-token"}, "Failed", 2),
+}
+
+
+@pytest.mark.parametrize("what", ENDS)
+async def test_a_job_of_a_pipeline_ends_as_its_deliberation(what: str, standing: Standing) -> None:
+    values, end, code = ENDS[what]
+    async with secrets({"token": TOKEN, "repository": standing.repository, "task": TASK} | values, standing.authority):
+        name = (await ask("create", "-f", "-", "-o", "name", given=json.dumps(manifest()))).strip()
+        try:
+            said = await ended(name)
+            (pod,) = await standing.pods(f"job-name={name.rpartition('/')[2]}")
+            text = await ask("-n", SPACE, "logs", name)
+        finally:
+            await ask("-n", SPACE, "delete", name)
+    (container,) = pod.status.container_statuses
+    assert (said, container.state.terminated.exit_code) == (end, code), text
+    if code < 2:
+        result = json.loads(text[text.index("{") : text.rindex("}") + 1])
+        assert result["proven"] is (code == 0)
+        shown = await ask("-n", SPACE, "exec", "deploy/moothall-api", "--", "moothall", "list", "--json")
+        (task,) = [one for one in json.loads(shown)["tasks"] if one["task_id"] == result["task_id"]]
+        assert task["description"] == values["task"], "it is asked for what the Secret says, to the letter"
+    else:
+        assert "token" in text, "it says what is wrong"
+    assert await standing.left() == []

@@ -1,0 +1,60 @@
+"""A caller of tools while their role is replaced: refused as UNAVAILABLE, and answered once the new process has the lease."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc.aio
+import pytest
+from k8s.roles.standing import WHO, Standing
+
+from moothall.pb.moothall.v1 import common_pb2
+from moothall.pb.tool.v1 import tool_pb2 as pb
+from moothall.pb.tool.v1.tool_pb2_grpc import ToolServiceStub
+from support.kube.ctl import ask
+from support.kube.house import SPACE
+from support.kube.stood import rolled_out
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
+
+
+async def rpc(standing: Standing, method: str, request: object) -> Any:
+    async with standing.channel("moothall-tools", 50059) as channel:
+        return await getattr(ToolServiceStub(channel), method)(request, metadata=WHO, timeout=60)
+
+
+async def visit(standing: Standing, request_id: str) -> None:
+    """A whole visit: open, call, close."""
+    where = common_pb2.Repository(id=standing.repository)
+    opened = await rpc(standing, "OpenWorkspace", pb.OpenWorkspaceRequest(repository=where, role="DEV"))
+    request = pb.CallToolRequest(
+        request_id=request_id,
+        workspace_id=opened.workspace_id,
+        capability_token=opened.capability_token,
+        tool="files.read",
+    )
+    request.arguments.update({"path": "src/utils.py"})
+    answer = await rpc(standing, "CallTool", request)
+    assert (answer.status, "def add(a, b):" in answer.output["content"]) == ("success", True), answer
+    await rpc(standing, "CloseWorkspace", pb.CloseWorkspaceRequest(workspace_id=opened.workspace_id))
+
+
+async def test_a_caller_of_tools_is_told_to_ask_again_while_they_restart_and_is_answered_then(standing: Standing) -> None:
+    await visit(standing, "before")
+    refused: list[grpc.StatusCode] = []
+    await ask("-n", SPACE, "rollout", "restart", "deployment/moothall-tools")
+    rolling = asyncio.create_task(rolled_out("deployment/moothall-tools"))
+    asked = 0
+    while not rolling.done() or not asked:
+        asked += 1
+        try:
+            await visit(standing, f"during-{asked}")
+        except grpc.aio.AioRpcError as error:
+            refused.append(error.code())
+        await asyncio.sleep(0.2)
+    await rolling
+    assert refused, "the old process's workspaces and doors went; somebody was refused"
+    assert set(refused) == {grpc.StatusCode.UNAVAILABLE}, refused
+    await visit(standing, "after")
+    assert await standing.left() == []

@@ -1,0 +1,182 @@
+"""What docs/operating.md says of scaling, keeping, rotating and bringing back, line by line out of the page, in a house by role.
+
+Copies of the volumes' folders stand in for snapshots, which this cluster's storage cannot take; no cypher-shell is here, so its statement is
+sent by a driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+import pytest_asyncio
+from k8s.roles.conftest import Counted
+from k8s.roles.standing import WHO, Seen, Standing
+
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from support.kube import house, page
+from support.kube.ctl import ask
+from support.kube.house import CLAIMS, PASSWORD, SPACE
+from support.kube.page import by_role
+from support.kube.programs import Home
+from support.kube.stood import all_rolled_out, cleared
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
+
+SECRETS = ("nats-accounts", "moothall-bus", "moothall", "moothall-tls", "neo4j")
+KEPT = [name for name in CLAIMS if name != "data-neo4j-0"]  # the graph is made anew from the log
+LOOKS = (
+    ("show", "undisturbed", "--json"),
+    ("log", "tail", "--task", "undisturbed", "--json"),
+    ("diff", "undisturbed"),
+    ("list", "--json"),
+)
+NEW_TOKEN, NEW_PASSWORD = "another-token-of-the-house", "another-password-of-its-graph"
+ASK_NEO4J = """
+import sys
+from neo4j import GraphDatabase
+from neo4j.exceptions import AuthError
+try:
+    with GraphDatabase.driver("neo4j://neo4j.house:7687", auth=("neo4j", sys.argv[1])) as driver:
+        driver.execute_query(sys.argv[2], database_=sys.argv[3])
+        print("done")
+except AuthError:
+    print("refused")
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """What was kept of the house, and what it told of itself then."""
+
+    folder: Path
+    secrets: str
+    told: list[str]
+
+
+async def inside(*command: str, check: bool = True) -> str:
+    return await ask("-n", SPACE, "exec", "deploy/moothall-api", "-c", "moothall", "--", *command, check=check)
+
+
+async def told() -> list[str]:
+    return [await inside("moothall", *words) for words in LOOKS]
+
+
+async def none_serves(standing: Standing) -> None:
+    async with asyncio.timeout(120):
+        while await standing.pods("app.kubernetes.io/name=moothall"):
+            await asyncio.sleep(0.5)
+
+
+async def secrets_of_then() -> str:
+    """The Secrets as they are, for `kubectl apply` elsewhere."""
+    found = json.loads(await ask("-n", SPACE, "get", "secrets", *SECRETS, "-o", "json"))
+    for one in found["items"]:
+        one["metadata"] = {name: one["metadata"][name] for name in ("name", "namespace")}
+    return json.dumps(found)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def copies(standing: Standing, undisturbed: Seen, tmp_path_factory: pytest.TempPathFactory) -> Copies:
+    """Scaled to none, copied, and scaled up again as the page says it."""
+    before, folder = await told(), tmp_path_factory.mktemp("copies")
+    down, *up = page.lines("kubectl -n moothall scale deployment/moothall-")
+    await page.run(by_role(down, SPACE))
+    await none_serves(standing)
+    for name in KEPT:
+        subprocess.run(("cp", "--archive", str(standing.folders.root / name), str(folder)), check=True)
+    for line in up:
+        await page.run(by_role(line, SPACE))
+    await all_rolled_out()
+    return Copies(folder, await secrets_of_then(), before)
+
+
+async def test_a_house_that_was_scaled_to_none_and_back_is_the_same(
+    standing: Standing, undisturbed: Seen, copies: Copies
+) -> None:
+    assert await told() == copies.told
+    assert undisturbed.difference(await standing.council("scaled")) == ""
+
+
+async def status(standing: Standing, token: str) -> grpc.StatusCode:
+    """Ask with a token how the house is; return how that was answered."""
+    async with standing.stub() as stub:
+        try:
+            who = (("authorization", f"Bearer {token}"),)
+            await stub.GetStatus(pb.GetStatusRequest(), metadata=who, timeout=30, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+async def at_neo4j(password: str, statement: str, database: str) -> str:
+    return (await inside("python", "-c", ASK_NEO4J, password, statement, database)).strip()
+
+
+async def shown(standing: Standing) -> str:
+    """The certificate that the doors show."""
+    return await asyncio.to_thread(ssl.get_server_certificate, (standing.doors["moothall"], 8080))
+
+
+async def test_credentials_are_replaced_as_the_page_says(standing: Standing, home: Home, copies: Copies, tmp_path: Path) -> None:
+    house.certificate(home, "house-new")
+    for end in ("crt", "key"):
+        (tmp_path / f"tls.{end}").write_bytes((home.keys / f"house-new.{end}").read_bytes())
+    (tmp_path / "ca.crt").write_bytes(standing.authority)
+    (tmp_path / "settings.env").write_text(f"MOOTHALL_GRPC__TOKEN={NEW_TOKEN}\nMOOTHALL_GRAPH__PASSWORD={NEW_PASSWORD}\n")
+    (tmp_path / "neo4j.env").write_text(f"NEO4J_AUTH=neo4j/{NEW_PASSWORD}\n")
+    old = WHO[0][1].removeprefix("Bearer ")
+    assert await status(standing, NEW_TOKEN) is grpc.StatusCode.UNAUTHENTICATED
+    assert await at_neo4j(NEW_PASSWORD, "RETURN 1", "neo4j") == "refused"
+    before = await shown(standing)
+
+    alter = page.line("ALTER CURRENT USER SET PASSWORD FROM").removesuffix(";")
+    statement = alter.replace("'old'", f"'{PASSWORD}'").replace("'new'", f"'{NEW_PASSWORD}'")
+    assert await at_neo4j(PASSWORD, statement, "system") == "done"
+    for part in ("generic moothall --from-env", "generic moothall-tls ", "generic neo4j "):
+        await page.run(by_role(page.line(part), SPACE), tmp_path)
+    await page.run(by_role(page.line("kubectl -n moothall rollout restart deployment/moothall"), SPACE))
+    await all_rolled_out()
+
+    assert await status(standing, old) is grpc.StatusCode.UNAUTHENTICATED
+    assert await status(standing, NEW_TOKEN) is grpc.StatusCode.OK
+    assert await at_neo4j(PASSWORD, "RETURN 1", "neo4j") == "refused"
+    assert (await shown(standing)).strip() == (tmp_path / "tls.crt").read_text().strip() != before.strip()
+    request = pb.DeliberateRequest(task_description="HAIKU about a key", role="DEV", num_agents=1, task_id="later")
+    async with standing.stub() as stub:
+        answer = await stub.Deliberate(request, metadata=(("authorization", f"Bearer {NEW_TOKEN}"),), timeout=120)
+    assert answer.status == pb.DELIBERATION_STATUS_COMPLETED
+    await standing.written()
+
+
+async def test_a_house_that_is_brought_back_is_the_one_that_was_kept(
+    standing: Standing, home: Home, counted: Counted, undisturbed: Seen, copies: Copies
+) -> None:
+    assert "later" in await inside("moothall", "list", "--json"), "what came after the copies is there"
+    await page.run(by_role(page.lines("scale deployment/moothall --replicas=0")[0], SPACE))
+    await none_serves(standing)
+    await standing.leave()
+    await cleared(home)
+    await asyncio.to_thread(standing.folders.make)
+    assert not any(any((standing.folders.root / name).iterdir()) for name in CLAIMS)
+
+    for name in KEPT:
+        subprocess.run(("cp", "--archive", f"{copies.folder / name}/.", str(standing.folders.root / name)), check=True)
+    for given in (house.places(standing.folders), copies.secrets):
+        await ask("apply", "-f", "-", given=given)
+    await asyncio.to_thread(house.install, home, house.values(counted.url))
+    await all_rolled_out()
+    await standing.reach()
+
+    assert await told() == copies.told, "no less than was kept, and nothing of what came after"
+    await standing.written()  # into an empty graph
+    seen: Any = await standing.council("brought-back")
+    assert undisturbed.difference(seen) == ""
+    assert await standing.left() == []

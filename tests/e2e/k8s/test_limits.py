@@ -1,0 +1,73 @@
+"""What ends a pod from outside, for real: the container's memory that several processes use together, its disk that the node counts, and a pod
+that pod security refuses. Each is said in words.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from k8s.test_jobs import bare, bus, hands, jobs_left  # noqa: F401 - `bus` and `hands` are fixtures
+from kubernetes import client
+
+from moothall.domain.tool import ToolStatus
+from moothall.errors import MoothallError
+from moothall.wiring.trusted import Hands, open_hands
+from moothall.workspace.box import BoxSetup
+from moothall.workspace.jobs.cluster import Cluster
+from moothall.workspace.jobs.manifest import job
+from support.kube.reached import configured
+from support.repos import SAMPLE
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
+
+# Each below sandbox.memory_bytes (600 MB), so that no limit of one process ends it; together above the container's.
+TOGETHER = """
+import os, sys, time
+children = []
+for _ in range(COUNT):
+    if not (pid := os.fork()):
+        held = bytearray(b"x") * 300_000_000
+        time.sleep(4)
+        os._exit(0)
+    children.append(pid)
+ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+print(ended)
+sys.exit(any(ended))
+"""
+# Above what the three containers of the pod may have together, 600 MB, below sandbox.disk_bytes, so that the node's count comes first.
+FILL = "import time\nfor n in range(800):\n    open(f'{n}', 'wb').write(bytes(1_000_000))\ntime.sleep(150)"
+
+
+async def test_processes_that_together_use_more_memory_than_the_container_has_are_said(
+    tmp_path: Path,
+    bus: str,  # noqa: F811 - the fixture
+    hands: Hands,  # noqa: F811 - the fixture
+) -> None:
+    checks = {name: TOGETHER.replace("COUNT", count) for name, count in (("one", "1"), ("three", "3"))}
+    base = await bare(tmp_path, bus, hands, SAMPLE, **checks)
+    assert base.runs["one"].status == ToolStatus.SUCCESS, "one of them alone is within all limits"
+    assert base.runs["three"].status == ToolStatus.MEMORY, base.runs["three"]
+
+
+async def test_a_pod_that_is_evicted_for_its_disk_is_said(tmp_path: Path, bus: str, api: client.ApiClient) -> None:  # noqa: F811 - the fixture
+    small = configured(tmp_path, bus, disk_bytes=200_000_000)
+    async with open_hands(small) as hands:  # noqa: F811 - not the fixture
+        with pytest.raises(MoothallError, match=r"its pod was ended: Evicted: Pod ephemeral local storage usage exceeds"):
+            await bare(tmp_path, bus, hands, SAMPLE, fill=FILL)
+    assert await jobs_left(api) == []
+
+
+async def test_a_pod_that_pod_security_refuses_is_said(tmp_path: Path, bus: str, api: client.ApiClient) -> None:  # noqa: F811 - the fixture
+    settings = configured(tmp_path, bus)
+    async with Cluster(settings.jobs, "test") as cluster:
+        made: dict[str, Any] = job("refused", cluster.labels, BoxSetup("refused", ()), settings, {})
+        for container in made["spec"]["template"]["spec"]["containers"]:
+            del container["securityContext"]
+        await cluster.create(made)
+        said = await cluster.wrong("refused")
+    assert said.startswith("the cluster refuses its pod: "), said
+    assert 'violates PodSecurity "restricted' in said
+    assert "allowPrivilegeEscalation" in said
+    assert await jobs_left(api) == []

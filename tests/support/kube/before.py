@@ -1,0 +1,53 @@
+"""Images of an older commit, as `registry.local/NAME:before`: what a house is upgraded from. Built once by that commit's own script."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+from support.kube.node import nodes
+from support.kube.programs import Home, Missing, Say
+
+COMMIT = "981759e58358"
+"""The release before; as long as there is none, a commit of about eighty before this was written."""
+TAG = "before"
+_ROOT = Path(__file__).parents[3]
+_BUILD_SECONDS = 2400
+_BASE = "registry.local/debian:bookworm-python"
+NAMES = ("moothall", "moothall-workspace")
+
+
+def give(home: Home, say: Say) -> None:
+    """Give every node both images. Raises `Missing`."""
+    folder = home.root / "before" / COMMIT
+    if not all((folder / f"{name}-{TAG}.tar").exists() for name in NAMES):
+        say(f"building the images of {COMMIT} (once; they are kept in {folder})")
+        folder.mkdir(parents=True, exist_ok=True)
+        _build(home, folder)
+    for node in nodes(home):
+        node.give_images(say, folder=folder)
+
+
+def _build(home: Home, folder: Path) -> None:
+    tree = subprocess.run(("git", "-C", str(_ROOT), "archive", COMMIT), capture_output=True, check=False)
+    if tree.returncode:
+        raise Missing(f"{COMMIT} is not in this clone: {tree.stderr.decode().strip()}; `git fetch --unshallow` brings it")
+    with tempfile.TemporaryDirectory() as place:
+        with tarfile.open(fileobj=io.BytesIO(tree.stdout)) as files:
+            files.extractall(place, filter="data")
+        _run("buildah", "pull", "-q", f"oci-archive:{home.images}/base.tar")
+        _run(f"{place}/scripts/images", "--base", _BASE, "--tag", TAG)
+    for name in NAMES:
+        image, draft = f"registry.local/{name}:{TAG}", folder / f"{name}.draft"
+        _run("buildah", "push", "-q", image, f"oci-archive:{draft}:{image}")
+        draft.replace(folder / f"{name}-{TAG}.tar")
+        _run("buildah", "rmi", image)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False)
+    if done.returncode:
+        raise Missing(f"{' '.join(command)}: {(done.stdout + done.stderr).strip()[-1500:]}")

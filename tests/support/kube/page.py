@@ -1,0 +1,47 @@
+"""docs/operating.md as it is run: lines out of the page, with a house's own names in the place of the page's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from pathlib import Path
+
+from support.kube.stood import DEPLOYMENTS
+
+TEXT = (Path(__file__).parents[3] / "docs/operating.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[3]
+
+
+def lines(part: str) -> list[str]:
+    """Return the commands of the page that stand on lines of their own and hold this text, in its order. Raises `AssertionError`: none."""
+    found = [line for line in re.findall(r"^    (\S.*)$", TEXT, re.MULTILINE) if part in line]
+    assert found, f"docs/operating.md has no command with {part!r} any more"
+    return found
+
+
+def line(part: str) -> str:
+    """Return the one that holds this text. Raises `AssertionError` where it is not one."""
+    found = lines(part)
+    assert len(set(found)) == 1, found
+    return found[0]
+
+
+def by_role(command: str, space: str) -> str:
+    """Return a command as a house by role in a namespace has it: `where this page says deployment/moothall, say the four`."""
+    four = " ".join(f"deployment/moothall-{name}" for name in DEPLOYMENTS)
+    return re.sub(r"deployment/moothall(?![\w-])", four, command.replace("-n moothall ", f"-n {space} "))
+
+
+async def run(command: str, where: Path = ROOT) -> str:
+    """Run a command as a person would, in a folder; return what it printed. Raises `AssertionError` with that where it fails."""
+    process = await asyncio.create_subprocess_exec(
+        *("bash", "-eo", "pipefail", "-c", command),
+        cwd=where,
+        env=os.environ,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said = (await process.communicate())[0].decode()
+    assert process.returncode == 0, f"{command}: {said}"
+    return said
