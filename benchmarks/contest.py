@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.environment import Rival, ensure, installed, rival
 from benchmarks.load import Run
-from benchmarks.machine import Held
+from benchmarks.machine import Held, Used
 from benchmarks.served import GRAPH_LATER, Served, served
 from benchmarks.stub import Stub
 from benchmarks.workload import Case, measure
@@ -34,11 +33,13 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Runs by contender and case, one a round; what each held in memory at the end; what Moothall used while the others ran."""
+    """Runs by contender and case, one a round; what each held in memory at the end; what share of a core each part of Moothall used while
+    the others ran.
+    """
 
     runs: Mapping[str, Mapping[str, Sequence[Run]]]
     memory: Mapping[str, Held]
-    idle_cpu: float
+    idle_cpu: Used
     versions: Mapping[str, str]
 
 
@@ -52,7 +53,7 @@ def cases(*, quick: bool) -> tuple[Case, ...]:
 async def contest(folder: Path, stub: Stub, names: Sequence[str], *, rounds: int, quick: bool, tell: Tell) -> Contest:
     """Run every case of every contender, round by round. Each has its first deliberations before anything is measured."""
     runs: dict[str, dict[str, list[Run]]] = {}
-    idle: list[float] = []
+    idle, waited = Used({}), 0.0
     async with AsyncExitStack() as stack:
         tell("starting the contenders")
         await stub.set(delay_ms=0, reset=1)
@@ -64,14 +65,14 @@ async def contest(folder: Path, stub: Stub, names: Sequence[str], *, rounds: int
             for case in cases(quick=quick):
                 tell(f"round {round_} of {rounds}: {case.name}")
                 runs.setdefault(OURS, {}).setdefault(case.name, []).append(await measure(house, stub, case))
-                before, began = house.system.used().total, time.perf_counter()
+                before, began = house.system.used(), time.perf_counter()
                 for other in rivals:
                     runs.setdefault(other.name, {}).setdefault(case.name, []).append(await _measure(other, stub, case))
                 if rivals:
-                    idle.append((house.system.used().total - before) / (time.perf_counter() - began))
+                    idle, waited = idle.plus(house.system.used().since(before)), waited + time.perf_counter() - began
         memory = {OURS: house.system.held()} | {other.name: other.system.held() for other in rivals}
         versions = await installed(python, PACKAGES) if names else {}
-    return Contest(runs, memory, statistics.median(idle) if idle else 0.0, versions)
+    return Contest(runs, memory, idle.over(waited), versions)
 
 
 async def _measure(other: Rival, stub: Stub, case: Case) -> Run:

@@ -33,6 +33,14 @@ class Used:
         """All parts."""
         return sum(self.cpu.values())
 
+    def plus(self, more: Used) -> Used:
+        """Both together."""
+        return Used({part: self.cpu.get(part, 0.0) + more.cpu.get(part, 0.0) for part in {**self.cpu, **more.cpu}})
+
+    def over(self, seconds: float) -> Used:
+        """What was used in a second of so many, as shares of a core."""
+        return Used({part: value / seconds for part, value in self.cpu.items()})
+
     def since(self, before: Used) -> Used:
         """What was used in between."""
         return Used({part: value - before.cpu.get(part, 0.0) for part, value in self.cpu.items()})

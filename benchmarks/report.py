@@ -180,7 +180,8 @@ def _text(text: Mapping[str, Any]) -> str:
 Medians of {rounds} rounds, contenders in turn within a round; ratios are of the same round. Of the table only Moothall and LangGraph
 with SQLite can take up work after a crash; Moothall alone has each event on the disk, a ranking, budgets, and callers in other
 processes. The others are called within their own process, and that process is all of their CPU; Moothall's caller uses
-{figure(own["caller_ms"])} ms more and the stub {figure(own["stub_ms"])} ms in either case. While the others ran, the idle Moothall used {text["idle_cpu"] * 100:.1f} % of a core.
+{figure(own["caller_ms"])} ms more and the stub {figure(own["stub_ms"])} ms in either case. While the others ran, the idle Moothall used
+{sum(text["idle_cpu"].values()) * 100:.1f} % of a core, {text["idle_cpu"].get("ray", 0.0) * 100:.1f} of them Ray's own.
 
 Moothall's CPU, ms a deliberation: {parts}. Its memory, PSS in MB: {memory}.
 

@@ -79,7 +79,7 @@ def of_contest(found: Contest) -> dict[str, Any]:
     return {
         "cases": cases,
         "memory": {name: of_held(held) for name, held in found.memory.items()},
-        "idle_cpu": found.idle_cpu,
+        "idle_cpu": dict(found.idle_cpu.cpu),
         "versions": dict(found.versions),
         "phases": PHASES,
     }

@@ -152,8 +152,8 @@ def _day(document: Mapping[str, Any], demand: Demand) -> str:
 {table(("", "at the peak"), rows)}
 
 Model servers are what a day costs, then the tests that a council runs; Moothall itself is a small part of one machine. More hosts (`ray.hosts`,
-one Ray node each) take more work without a word to anybody: they pull it. Serve and the graph's writer are one process each: where
-{1000 / demand.serve_ms:,.0f} a second are too few, a second house on a bus of its own takes the next tenants."""
+one Ray node each) take more work without a word to anybody: they pull it. Where {1000 / demand.serve_ms:,.0f} a second are too few for one
+serve, its roles become processes of their own, doors and collectors as many as are wanted (docs/operating.md); the graph has one writer."""
 
 
 def _graph_ms(document: Mapping[str, Any]) -> float:

@@ -26,6 +26,8 @@ class Target:
         """In a word."""
         if self.aim and self._met(self.aim):
             return "yes, the aim too"
+        if not self.must:
+            return "no"
         return "yes" if self._met(self.must) else "**no**"
 
     def _met(self, bound: str) -> bool:
@@ -42,6 +44,11 @@ def _case(delay: int, at_once: int) -> Callable[[Mapping[str, Any]], Mapping[str
 
 def _over(delay: int) -> _Read:
     return lambda d: float(_case(delay, 1)(d)["wait"] * 1000 / (d["text"]["phases"] * delay))
+
+
+def _idle(d: Mapping[str, Any]) -> float:
+    """Percent of a core that the house uses while it has nothing to do, beside Ray's own processes."""
+    return 100.0 * sum(float(share) for part, share in d["text"]["idle_cpu"].items() if part != "ray")
 
 
 def _seat(d: Mapping[str, Any]) -> float:
@@ -75,6 +82,7 @@ _LINES: tuple[tuple[str, str, str, _Read, str, int], ...] = (
     ("CPU of one over all processes, 64 at once", "≤ 10 ms", "≤ 2.5 ms", lambda d: float(_case(50, 64)(d)["cpu_ms"]), " ms", -1),
     ("wall over critical path, 500 ms", "≤ 1.02", "≤ 1.005", _over(500), "", -1),
     ("wall over critical path, 50 ms", "≤ 1.10", "≤ 1.03", _over(50), "", -1),
+    ("idle, beside Ray's own, of a core", "", "≤ 1 %", _idle, " %", -1),
     ("a seat that waits for its model", "≤ 100 KB", "", _seat, " KB", -1),
     ("a council placed, p50", "≤ 20 ms", "", lambda d: float(d["steps"]["placed"]["p50"]), " ms", -1),
     ("guard of a tool call, p50", "≤ 1 ms", "", lambda d: float(d["steps"]["guard"]["p50"]), " ms", -1),

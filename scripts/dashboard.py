@@ -178,6 +178,7 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                     (f"time() - moothall_process_start_time_seconds{_P}", "{{process}}"),
                     (f"moothall_build_info{_P}", "{{process}} {{version}} on Python {{python}}"),
                     (f"moothall_host_info{_P}", "{{process}} on {{node}}"),
+                    (f"time() - (moothall_host_oldest_start_time_seconds{_P} > 0)", "{{host}} holds its oldest"),
                 ],
             ),
         ],

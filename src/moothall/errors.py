@@ -32,6 +32,11 @@ caller (`code` is the stable machine code), or nobody (a bug is not caught).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
 
 class MoothallError(Exception):
     """Base of all: a sentence for people, a stable UPPER_SNAKE code for programs."""
@@ -205,3 +210,17 @@ class ConfigurationError(Permanent):
     """A setting is wrong or a configured part is missing."""
 
     code = "CONFIGURATION"
+
+
+class WrongField(NamedTuple):
+    """A field that is not what it has to be: where it is, pydantic's name of the fault, and a sentence without its value."""
+
+    place: tuple[str | int, ...]
+    fault: str
+    sentence: str
+
+
+def wrong_fields(error: ValidationError) -> list[WrongField]:
+    """Return the fields that are wrong, in the order in which they were found."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    return [WrongField(item["loc"], item["type"], item["msg"].removeprefix("Value error, ")) for item in found]

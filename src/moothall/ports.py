@@ -159,6 +159,10 @@ class Bus(Log, Protocol):
         """Return the answer to a request that is stored nowhere. Raises `BusUnavailable` where nobody answers within `seconds`."""
         ...
 
+    def ask_all(self, topic: Topic, asked: Mapping[str, Any], seconds: float) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Yield the answers of all who answer for a topic, until none has come for `seconds`. Raises `BusUnavailable`."""
+        ...
+
     async def answer(self, topic: Topic, answerer: Answerer, *, shared: bool = False) -> None:
         """Answer what is asked, requests side by side, until cancelled. `shared`: of several that answer, one is asked."""
         ...

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nats.errors
 import nkeys
 import pytest
 from click.testing import CliRunner
-from nats.aio.client import Client, RawCredentials
 
 from moothall.bus.nats import accounts
 from moothall.bus.nats.carrying import open_carrying
 from moothall.bus.nats.connection import connection
 from moothall.bus.nats.jetstream import open_bus
-from moothall.bus.nats.server import _binary
 from moothall.cli import main
 from moothall.config import BusSettings, JobSettings
 from moothall.domain.event import EventType, new_event
@@ -28,49 +23,22 @@ from moothall.domain.topic import Channel
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
 from moothall.wiring.trusted import open_hands
+from support.accounts import House, refused, served
 
 pytestmark = pytest.mark.e2e
 
 
-@dataclass(frozen=True, slots=True)
-class House:
-    url: str
-    keys: Path
-
-    @property
-    def services(self) -> BusSettings:
-        return BusSettings(url=self.url, credentials_file=self.keys / "services.creds")
-
-    def link(self, name: str, seconds: int = 60) -> BusSettings:
-        said = accounts.mint((self.keys / "links.json").read_text(encoding="utf-8"), name, seconds)
-        return BusSettings.model_validate({"url": self.url, "credentials": said})
+def make_keys(*said: str) -> None:
+    done = CliRunner().invoke(main, ["bus", "keys", *said])
+    assert done.exit_code == 0, done.output
+    assert "accounts.conf" in done.output
 
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
-    keys = tmp_path / "keys"
-    done = CliRunner().invoke(main, ["bus", "keys", str(keys)])
-    assert done.exit_code == 0, done.output
-    assert "accounts.conf" in done.output
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    store = json.dumps(str(tmp_path / "js"))
-    conf = tmp_path / "nats.conf"
-    conf.write_text(
-        f"listen: 127.0.0.1:{port}\njetstream {{ store_dir: {store} }}\ninclude keys/accounts.conf\n", encoding="utf-8"
-    )
-    server = await asyncio.create_subprocess_exec(_binary(), "-c", str(conf), stderr=asyncio.subprocess.PIPE)
-    assert server.stderr is not None
-    try:
-        async with asyncio.timeout(20):
-            while b"Server is ready" not in (line := await server.stderr.readline()):
-                assert line, "the server ended"
-        drain = asyncio.ensure_future(server.stderr.read())
-        yield House(f"nats://127.0.0.1:{port}", keys)
-    finally:
-        server.terminate()
-        await server.wait()
-        await drain
+    make_keys(str(tmp_path / "keys"))
+    async with served(tmp_path, tmp_path / "keys") as house:
+        yield house
 
 
 async def test_the_services_have_the_whole_bus(house: House) -> None:
@@ -78,6 +46,64 @@ async def test_the_services_have_the_whole_bus(house: House) -> None:
         event = new_event(EventType.SEAT_TURN, "task-1", {"task_id": "task-1", "turn": 1}, ordinal=1)
         assert await bus.publish(event) == 1
         assert [one.event.data["turn"] async for one in bus.replay([Channel.RESULTS.all])] == [1]
+
+
+async def turned_away(settings: BusSettings) -> None:
+    with pytest.raises(ConfigurationError, match="turned us away"):
+        async with connection(settings, str(settings.url), on_lost=lambda: None):
+            pytest.fail("it was let in")
+
+
+async def test_renewed_keys_open_the_same_log_and_those_of_before_open_nothing(tmp_path: Path) -> None:
+    old, new = tmp_path / "keys", tmp_path / "new-keys"
+    make_keys(str(old))
+    event = new_event(EventType.SEAT_TURN, "task-1", {"task_id": "task-1", "turn": 1}, ordinal=1)
+    async with served(tmp_path, old) as before:
+        link = before.link("job-1")
+        async with open_bus(before.services, before.url) as bus:
+            assert await bus.publish(event) == 1
+            await bus.bucket("revoked").put("token", {"why": "told"})
+    make_keys(str(new), "--renew", str(old / "accounts.conf"))
+    async with served(tmp_path, new) as house:
+        async with open_bus(house.services, house.url) as bus:
+            assert [one.event.id async for one in bus.replay([Channel.RESULTS.all])] == [event.id]
+            assert await bus.bucket("revoked").get("token") == {"why": "told"}
+        async with open_carrying(house.link("job-1"), house.url):
+            pass
+        stale = House(house.url, old)
+        for settings in (stale.services, stale.link("job-1"), link.model_copy(update={"url": house.url})):
+            await turned_away(settings)
+
+
+async def test_whoever_the_account_itself_signed_is_revoked(tmp_path: Path) -> None:
+    """As services were once: leaving a signing key out of the account does not end them."""
+    old, new = tmp_path / "keys", tmp_path / "new-keys"
+    make_keys(str(old))
+    conf = old / "accounts.conf"
+    _, account = accounts._accounts(conf)
+    identity = accounts._key(nkeys.PREFIX_BYTE_ACCOUNT)
+    conf.write_text(conf.read_text(encoding="utf-8").replace(account, accounts._public(identity)), encoding="utf-8")
+    before = accounts._credentials(identity, accounts._public(identity), "services", accounts._FREE)
+    await asyncio.sleep(2.1)  # revoked is what was issued in a second before
+    make_keys(str(new), "--renew", str(conf))
+    async with served(tmp_path, new) as house:
+        async with open_bus(house.services, house.url):
+            pass
+        await turned_away(BusSettings.model_validate({"url": house.url, "credentials": before}))
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [(None, "No such file or directory; name the accounts.conf"), ("port: 4222\n", "is not the accounts.conf that")],
+)
+def test_what_is_renewed_must_be_an_accounts_conf_of_ours(tmp_path: Path, said: str | None, why: str) -> None:
+    conf = tmp_path / "accounts.conf"
+    if said is not None:
+        conf.write_text(said, encoding="utf-8")
+    done = CliRunner().invoke(main, ["bus", "keys", str(tmp_path / "new"), "--renew", str(conf)])
+    assert done.exit_code == 2
+    assert why in done.output
+    assert not (tmp_path / "new").exists()
 
 
 async def test_nobody_comes_in_without_credentials(house: House) -> None:
@@ -95,30 +121,6 @@ async def test_a_link_hears_and_answers_its_own_host(house: House) -> None:
         assert await first == b"ask"
         await link.send("job-1-out", b"answer")
         assert await second == b"answer"
-
-
-async def refused(bus: BusSettings, *, publish: str = "", subscribe: str = "") -> str:
-    """Try it, and return what the server said of it, "" when it said nothing."""
-    said: list[str] = []
-
-    async def error(problem: Exception) -> None:
-        said.append(str(problem).lower())
-
-    assert bus.credentials is not None
-    credentials = RawCredentials(bus.credentials.get_secret_value())
-    client = Client()
-    try:
-        await client.connect(str(bus.url), user_credentials=credentials, error_cb=error, allow_reconnect=False)
-        await (client.publish(publish, b"x") if publish else client.subscribe(subscribe))
-        await client.flush()
-        async with asyncio.timeout(5):
-            while not said:
-                await asyncio.sleep(0.01)
-    except (nats.errors.Error, TimeoutError):
-        pass
-    finally:
-        await client.close()
-    return " ".join(said)
 
 
 @pytest.mark.parametrize("subject", ["workspace.link.job-2-in", "workspace.link.>", "workspace.link.job-1-out", ">", "_INBOX.>"])
@@ -153,9 +155,7 @@ async def test_whoever_holds_the_hosts_key_can_mint_links_alone(house: House, ch
 
 
 async def test_credentials_end(house: House) -> None:
-    with pytest.raises(ConfigurationError, match="turned us away"):
-        async with connection(house.link("job-1", seconds=-1), house.url, on_lost=lambda: None):
-            pytest.fail("it was let in")
+    await turned_away(house.link("job-1", seconds=-1))
 
 
 def test_keys_are_private_and_never_written_over(tmp_path: Path) -> None:

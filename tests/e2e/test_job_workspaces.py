@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from moothall import telemetry
+from moothall.cli.doctor import _workspace
 from moothall.domain.code import CodeBlock
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Prepared
@@ -106,6 +108,33 @@ async def test_a_block_of_python_works_on_the_same_files_while_tools_do(house: L
         assert [change.path for change in await workspace.changes()] == ["made.txt"]
 
 
+async def test_jobs_say_whose_they_are_and_one_that_was_kept_ready_as_soon_as_it_is_taken(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    async with in_pods(tmp_path, FILES, warm=1) as house:
+        assert house.pods is not None
+        prepared = await house.prepared()
+        for seat in ("first", "second"):
+            with telemetry.bound(task_id="t1", tenant="team", seat=seat):
+                async with house.workspaces.open(prepared, seat):
+                    await asyncio.sleep(0.1)
+        said = [[one.get(f"moothall/{what}") for what in ("task", "tenant", "seat")] for one in house.pods.labelled.values()]
+    assert said[:2] == [["t1", "team", "first"], ["t1", "team", "second"]]
+    assert all(one == [None, None, None] for one in said[2:]), "what is kept ready belongs to nobody"
+
+
+async def test_all_that_is_done_for_a_repository_is_done_in_its_own_image(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    setup, checks = (("sh", "-c", "echo made > /env/made"),), {"see": ("sh", "-c", "cat /env/made; python3 -c pass")}
+    async with in_pods(tmp_path, FILES, images={"sam*": "own:1"}, warm=1) as house:
+        assert house.pods is not None
+        prepared = await house.preparer.prepare(house.base(setup=setup, checks=checks))
+        async with house.workspaces.open(prepared, "seat"):
+            pass
+        ran = list(house.pods.images.values())
+    assert len(ran) >= 4, "set-up, checks of the base, a seat, and what is kept ready"
+    assert set.union(*ran) == {"own:1"}
+
+
 async def test_a_pod_that_is_lost_in_the_middle_says_why(house: Local) -> None:
     assert house.pods is not None
     prepared = await house.prepared({"run": python("import time; time.sleep(60)")})
@@ -125,6 +154,19 @@ async def test_a_pod_that_never_comes_says_why_and_leaves_nothing(house: Local, 
     with pytest.raises(SandboxUnavailable, match=r"does not start: the cluster refuses its pod: exceeded quota"):
         async with house.workspaces.open(prepared, "one"):
             pass
+    assert house.pods.pods == ()
+
+
+async def test_the_doctor_opens_a_workspace_and_says_what_keeps_one_away(house: Local) -> None:
+    assert house.pods is not None
+    make = house.workspaces.pool._make
+    assert (await _workspace(house.settings, make)).ok
+    assert len(house.pods.labelled) == 1
+    house.pods.refusal = "the image 'work:1' of hands cannot be pulled: not found"
+    found = await _workspace(house.settings, make)
+    assert not found.ok
+    assert "'work:1' of hands cannot be pulled" in found.detail
+    assert found.mend.startswith("kubectl -n moothall-workspaces get jobs,pods,events")
     assert house.pods.pods == ()
 
 

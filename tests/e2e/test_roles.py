@@ -1,8 +1,9 @@
-"""A house of many processes: every role twice on one bus, whichever of them is asked, killed or started again."""
+"""A house of many processes: every role twice on one bus, each with its own credentials, whichever of them is asked, killed or started again."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -17,9 +18,8 @@ from served import ALICE, make_command
 
 from house import Command
 from moothall.bus.lease import BUCKET
+from moothall.bus.nats import accounts
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
-from moothall.bus.nats.server import embedded_server
-from moothall.config import BusSettings
 from moothall.domain.event import EventType
 from moothall.domain.topic import Channel
 from moothall.errors import GraphUnavailable
@@ -27,13 +27,15 @@ from moothall.graph.elsewhere import OverBus
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from moothall.testing.model import ScriptedModel
+from support.accounts import served
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 WHO = (("authorization", f"Bearer {ALICE}"),)
 _SERVICE = """{"loadBalancingConfig": [{"round_robin": {}}]}"""
 WORKERS = "collector,planning,graph"
-_ROLES = ("api,page", WORKERS, "hosts")
+_ROLES = {"api,page": "api", WORKERS: "collector", "hosts": "hosts"}
+"""And whose credentials they have."""
 SCRAPER = "scraper-scraper"
 
 
@@ -96,28 +98,36 @@ class Cluster:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def cluster(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     folder = tmp_path_factory.mktemp("roles")
-    settings = BusSettings()
+    accounts.make(folder / "keys")
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_server(settings, folder / "bus"))
+        house = await stack.enter_async_context(served(folder, folder / "keys"))
         base = make_command(folder, model.base_url)
         base.extra |= {
-            "MOOTHALL_BUS__URL": url,
+            "MOOTHALL_BUS__URL": house.url,
+            "MOOTHALL_BUS__WAIT_SECONDS": "120",  # until who decides has made the streams
             "MOOTHALL_WEB__PORT": "0",
             "MOOTHALL_METRICS__PORT": "0",
             "MOOTHALL_METRICS__TOKEN": SCRAPER,
+            "MOOTHALL_LOG__LEVEL": "warning",  # what the bus refuses is said
             "MOOTHALL_SERVE__LEASE_SECONDS": "4",
         }
         parts: dict[str, list[Part]] = {}
-        for roles in _ROLES:
+        for roles, user in _ROLES.items():
+            extra = base.extra | {"MOOTHALL_BUS__CREDENTIALS_FILE": str(folder / f"keys/{user}.creds")}
             for number in range(2):
                 # An embedded graph is a file of its own; all else shares one data directory.
                 data = folder / f"graph-{number}" if "graph" in roles else base.data_dir
-                part = Part(replace(base, data_dir=data), roles)
+                part = Part(replace(base, data_dir=data, extra=extra), roles)
                 parts.setdefault(roles, []).append(part)
                 stack.push_async_callback(part.end)
         await asyncio.gather(*(part.start() for two in parts.values() for part in two))
-        bus = await stack.enter_async_context(open_bus(settings, url))
+        bus = await stack.enter_async_context(open_bus(house.services, house.url))
         yield Cluster(bus, parts)
+        said = "".join(line for two in parts.values() for part in two for line in part.said)
+        for path in folder.rglob("logs/*.log"):
+            said += path.read_text(errors="replace")
+        refused = re.findall(r"permissions violation for ([^\n]*)", said, re.IGNORECASE)
+        assert not [one for one in refused if "STREAM.CREATE" not in one.upper()]  # who came before the streams were there
 
 
 async def deliberate(target: str, task_id: str, words: str = "HAIKU about a hall") -> pb.DeliberateResponse:

@@ -17,6 +17,9 @@ import corpus_asked as asked
 import corpus_asked_others as asked_others
 import corpus_disk as disk
 import corpus_fresh as fresh
+import corpus_held as held
+import corpus_held_others as held_others
+import corpus_honest as honest
 import corpus_more as more
 import corpus_runners as runners
 import corpus_tables as tables
@@ -68,7 +71,10 @@ GROUPS = {
             **taken.GROUPS,
             **asked.GROUPS,
             **asked_others.GROUPS,
+            **held.GROUPS,
+            **held_others.GROUPS,
             **runners.GROUPS,
+            **honest.GROUPS,
         }.items()
     },
 }

@@ -1,7 +1,8 @@
 """Puts the green tests of released projects to the counter-proof, though nothing was changed: each alarm is a false one.
 
-`python tests/forgeries/honest.py [--most N] [--apart] [NAME...]`; the names are those of tests/repositories/projects.toml. With --apart
-it runs them with the code in another process instead, and says how many agree.
+`python tests/forgeries/honest.py [--most N] [--apart] [--own] [NAME...]`; the names are those of tests/repositories/projects.toml and of
+honest.toml. With --apart it runs them with the code in another process instead, and says how many agree; with --own it judges them as
+where a patch says itself what is equal.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fetch import Project, make_repository, projects
-from judge import alone
+from fetch import LIST, Project, make_repository, projects
+from judge import OWN, alone
 from moothall.config import LimitSettings
 from moothall.council.facts import Facts
 from moothall.council.judging.counter import CounterProof, Proving
@@ -26,6 +27,8 @@ from moothall.testing.bus import MemoryBus
 from moothall.wiring.repository import register
 from moothall.wiring.trusted import open_hands
 
+_MORE = Path(__file__).with_name("honest.toml")
+
 
 async def _apart(project: Project, runs: FreshRuns, green: Sequence[str]) -> None:
     code = [path for path in runs.prepared.files if path.endswith(".py") and not looks_like_test(path) and "/" in path]
@@ -35,7 +38,7 @@ async def _apart(project: Project, runs: FreshRuns, green: Sequence[str]) -> Non
     print(f"{project.name}: {len(agreeing)} of {len(green)} agree, {time.monotonic() - began:.1f} s {ran.why}", flush=True)
 
 
-async def one(project: Project, data: Path, most: int, *, apart: bool) -> None:
+async def one(project: Project, data: Path, most: int, *, apart: bool, own: bool) -> None:
     """Print how many tests were put in other words, and which did not follow."""
     folder = data / "repositories" / project.name
     await asyncio.to_thread(make_repository, project, folder)
@@ -57,7 +60,7 @@ async def one(project: Project, data: Path, most: int, *, apart: bool) -> None:
             return
         proof = CounterProof(runs, Facts(MemoryBus(), d), LimitSettings(counter_cases=most))
         began = time.monotonic()
-        evidence = await proof.confirm(Proposal("agent-dev-001", "dev", ""), [Proving(green)])
+        evidence = await proof.confirm(Proposal("agent-dev-001", "dev", "", OWN if own else ""), [Proving(green)])
         assert evidence is not None
         print(
             f"{project.name}: {len(green)} green, {evidence.verdict}, {time.monotonic() - began:.1f} s: {evidence.why}",
@@ -70,13 +73,12 @@ async def one(project: Project, data: Path, most: int, *, apart: bool) -> None:
 async def main(words: list[str]) -> None:
     """Take the projects that are named, or all."""
     most = int(words.pop(words.index("--most") + 1)) if "--most" in words else 1000
-    apart = "--apart" in words
     wanted = [word for word in words if not word.startswith("--")]
     with tempfile.TemporaryDirectory() as data:
-        for project in projects():
+        for project in (*projects(LIST), *projects(_MORE)):
             if not wanted or project.name in wanted:
                 try:
-                    await one(project, Path(data), most, apart=apart)
+                    await one(project, Path(data), most, apart="--apart" in words, own="--own" in words)
                 except Exception as error:  # noqa: BLE001 - the next one is tried
                     print(f"{project.name}: {error!r}", flush=True)
 

@@ -1,7 +1,8 @@
 """The counter-proof of `honest.py` without the house: released sources of Python that lie here, their pytest under this interpreter.
 
-`python tests/forgeries/honest_here.py [--most N] FOLDER...`, each what an sdist holds. No sandbox and nothing installed: what a suite needs
-besides pytest has to be there, and what it cannot import is not green. The code is run as it is, so take what you would install.
+`python tests/forgeries/honest_here.py [--most N] [--own] FOLDER...`, each what an sdist holds; --own as in `honest.py`. No sandbox and
+nothing installed: what a suite needs besides pytest has to be there, and what it cannot import is not green. The code is run as it is, so
+take what you would install.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from judge import alone
+from judge import OWN, alone
 from moothall.config import LimitSettings
 from moothall.council.facts import Facts
 from moothall.council.judging.counter import CounterProof, Proving
@@ -29,7 +30,8 @@ from moothall.errors import NotFound
 from moothall.inside import checks, plugins
 from moothall.testing.bus import MemoryBus
 
-ARGV = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-o", "addopts=")
+_OPTIONS = ("-o", "addopts=", "-o", "asyncio_default_fixture_loop_scope=function")  # the latter where a warning is an error
+ARGV = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *_OPTIONS)
 _SECONDS = 900
 
 
@@ -74,7 +76,7 @@ class Here:
         return CheckRuns({"tests": CheckRun("tests", Verdict.PASSED, told)})
 
 
-async def one(folder: Path, most: int) -> None:
+async def one(folder: Path, most: int, *, own: bool) -> None:
     """Print how many tests were put in other words, and which did not follow."""
     here = Here(folder)
     told = (await here.run({"tests": ()})).runs["tests"]
@@ -84,7 +86,7 @@ async def one(folder: Path, most: int) -> None:
     proof = CounterProof(
         runs, Facts(MemoryBus(), alone("here", here.prepared.base, seconds=_SECONDS)), LimitSettings(counter_cases=most)
     )
-    evidence = await proof.confirm(Proposal("agent-dev-001", "dev", ""), [Proving(green)])
+    evidence = await proof.confirm(Proposal("agent-dev-001", "dev", "", OWN if own else ""), [Proving(green)])
     assert evidence is not None
     print(f"{folder.name}: {len(green)} green, {evidence.verdict}: {evidence.why}", flush=True)
     for case in evidence.red:
@@ -97,7 +99,7 @@ async def main(words: list[str]) -> None:
     for word in words:
         if not word.startswith("--"):
             try:
-                await one(Path(word).resolve(), most)
+                await one(Path(word).resolve(), most, own="--own" in words)
             except Exception as error:  # noqa: BLE001 - the next one is tried
                 print(f"{word}: {error!r}", flush=True)
 

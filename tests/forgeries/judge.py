@@ -30,6 +30,18 @@ from support.local import PACKAGES, Local, local
 PYTEST = ("env", f"PYTHONPATH={PACKAGES}", str(interpreter()), "-m", "pytest", "-q")
 UNITTEST_COMMAND = (str(interpreter()), "-m", "unittest", "discover", "-t", ".", "-s", "tests")
 
+OWN = """\
+diff --git a/own/equal.py b/own/equal.py
+new file mode 100644
+--- /dev/null
++++ b/own/equal.py
+@@ -0,0 +1,3 @@
++class Same:
++    def __eq__(self, other):
++        return self is other
+"""
+"""A patch that says itself what is equal, and that nothing uses."""
+
 
 @dataclass(slots=True)
 class Court:

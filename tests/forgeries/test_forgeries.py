@@ -16,6 +16,9 @@ import corpus_asked as asked
 import corpus_asked_others as asked_others
 import corpus_disk as disk
 import corpus_fresh as fresh
+import corpus_held as held
+import corpus_held_others as held_others
+import corpus_honest as honest
 import corpus_more as more
 import corpus_tables as tables
 import corpus_taken as taken
@@ -39,6 +42,9 @@ AROUND = {
     **asked_others.GROUPS,
     **alone.GROUPS,
     **alone_others.GROUPS,
+    **honest.GROUPS,
+    **held.GROUPS,
+    **held_others.GROUPS,
 }
 IN_PYTEST = {
     "in its process": python.IN_PROCESS,
@@ -61,6 +67,11 @@ FOUND = (
     "asked beside",
     "alone whole",
     "alone rest",
+    "held equal",
+    "held handed",
+    "held none",
+    "held go",
+    "held rust",
 )
 """Groups whose patches a counter-proof finds out by itself."""
 FOLLOWED = (

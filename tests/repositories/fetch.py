@@ -57,9 +57,9 @@ class Project:
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-def projects() -> list[Project]:
-    """Return the list, in its order."""
-    found = tomllib.loads(LIST.read_text(encoding="utf-8"))
+def projects(listed: Path = LIST) -> list[Project]:
+    """Return a list of projects, in its order."""
+    found = tomllib.loads(listed.read_text(encoding="utf-8"))
     return [
         Project(
             name,

@@ -16,6 +16,7 @@ import pytest
 from moothall.config import JobSettings, SandboxSettings, Settings, WorkspaceSettings
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.tool import ToolCall, ToolResult
+from moothall.ports import NOTHING
 from moothall.repositories.clone import TrustedClone
 from moothall.sandbox.bubblewrap import interpreter
 from moothall.settings import load_settings
@@ -75,21 +76,35 @@ async def local(folder: Path, files: Mapping[str, str | bytes] = SAMPLE, *, warm
 
 @asynccontextmanager
 async def in_pods(
-    folder: Path, files: Mapping[str, str | bytes] = SAMPLE, *, environments: Path | None = None, **limits: Any
+    folder: Path,
+    files: Mapping[str, str | bytes] = SAMPLE,
+    *,
+    environments: Path | None = None,
+    warm: int = 0,
+    images: Mapping[str, str] = NOTHING,
+    **limits: Any,
 ) -> AsyncIterator[Local]:
     """The same in pods nearby."""
-    async with _local(folder, files, WorkspaceSettings(warm=0, environments=environments), limits, in_pods=True) as house:
+    async with _local(
+        folder, files, WorkspaceSettings(warm=warm, environments=environments), limits, in_pods=True, images=images
+    ) as house:
         yield house
 
 
 @asynccontextmanager
 async def _local(
-    folder: Path, files: Mapping[str, str | bytes], workspace: WorkspaceSettings, limits: Mapping[str, Any], *, in_pods: bool
+    folder: Path,
+    files: Mapping[str, str | bytes],
+    workspace: WorkspaceSettings,
+    limits: Mapping[str, Any],
+    *,
+    in_pods: bool,
+    images: Mapping[str, str] = NOTHING,
 ) -> AsyncIterator[Local]:
     settings = load_settings(
         data_dir=folder / "data",
         workspace=workspace,
-        jobs=JobSettings(python=str(interpreter())),
+        jobs=JobSettings(python=str(interpreter()), images=images),
         sandbox=SandboxSettings(**{"toolchains": (PACKAGES,), **limits}),
     )
     repo = make_repo(folder / "repo", files)

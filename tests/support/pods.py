@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -71,10 +71,16 @@ class NearbyPods(Cluster):
         self._folder, self._settings, self._carrier = folder, settings, carrier
         self._running: dict[str, tuple[asyncio.Task[None], list[Sandboxed]]] = {}
         self.refusal = ""
+        self.labelled: dict[str, dict[str, str]] = {}
+        """What every Job that there was said of itself."""
+        self.images: dict[str, set[str]] = {}
+        """What its commands ran in."""
 
     async def create(self, manifest: dict[str, Any]) -> None:
         """Start what the Job would start."""
         name, pod = manifest["metadata"]["name"], manifest["spec"]["template"]["spec"]
+        self.images[name] = {one["image"] for one in pod["containers"][1:]}
+        self.labelled[name] = dict(manifest["metadata"]["labels"])
         self._wrong[name] = asyncio.get_running_loop().create_future()
         if self.refusal:
             self.say(name, self.refusal)
@@ -100,6 +106,10 @@ class NearbyPods(Cluster):
                 await asyncio.sleep(0.01)
             there.chmod(0o777)
             self._running[name][1].append(await spawn(self._container(f"{name}-{one['name']}", one, folders, code)))
+
+    async def label(self, name: str, labels: Mapping[str, str]) -> None:
+        """Let it say more."""
+        self.labelled[name].update(labels)
 
     def _container(self, name: str, one: dict[str, Any], folders: Folders, code: Path) -> SandboxSpec:
         shown = ((folders.links / one["name"], "/link"), (folders.tree, "/workspace"))

@@ -13,6 +13,7 @@ from moothall.bus import codec
 from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.bus.nats.server import embedded_server
 from moothall.bus.registry import subject
+from moothall.config import BusSettings
 from moothall.domain.event import EventType, new_event
 from moothall.domain.tool import ToolCall
 from moothall.domain.topic import Channel
@@ -142,9 +143,9 @@ class ToolHouse:
 
 @asynccontextmanager
 async def tool_house(
-    folder: Path, files: Mapping[str, str], *, rego: str = "", roles: str = "", **settings: Any
+    folder: Path, files: Mapping[str, str], *, rego: str = "", roles: str = "", at: BusSettings | None = None, **settings: Any
 ) -> AsyncIterator[ToolHouse]:
-    """Serve a repository of these files. `rego` and `roles` stand in for the policies that come with Moothall."""
+    """Serve a repository of these files. `rego` and `roles` stand in for the policies that come with Moothall, `at` for a bus of its own."""
     if not (folder / "repo").exists():
         make_repo(folder / "repo", files)
     (folder / "policies").mkdir(exist_ok=True)
@@ -156,12 +157,12 @@ async def tool_house(
         guard=guard,
         data_dir=folder / "data",
         workspace={"allowed_roots": [str(folder)], "warm": 0},
-        bus={"retry_seconds": 0.05},
+        bus=BusSettings(retry_seconds=0.05) if at is None else at,
         **settings,
     )
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_server(loaded.bus, loaded.data_dir / "bus"))
-        bus = await stack.enter_async_context(open_bus(loaded.bus, url))
+        url = loaded.bus.url or await stack.enter_async_context(embedded_server(loaded.bus, loaded.data_dir / "bus"))
+        bus = await stack.enter_async_context(open_bus(loaded.bus, str(url)))
         rules = await stack.enter_async_context(open_rules(loaded, bus))
         visits = await stack.enter_async_context(tool_service(loaded, bus, rules))
         workflows = await stack.enter_async_context(workflow_service(loaded.guard, bus, visits))

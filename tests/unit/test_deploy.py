@@ -92,7 +92,11 @@ def configured(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_every_key_of_the_configuration_is_a_setting(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = configured(folder)
-    files = make(tmp_path / "keys")
+    keys = make(tmp_path / "keys")
+    (bus,) = [
+        each["secret"] for each in one("Deployment", "moothall")["spec"]["template"]["spec"]["volumes"] if each["name"] == "bus"
+    ]
+    files = {item["path"]: keys[item["key"]] for item in bus["items"]}
     for name, value in said.items():
         assert isinstance(value, str), f"{name} of a ConfigMap is no text"
         monkeypatch.setenv(name, str(files.get(Path(value).name, value)))
@@ -112,8 +116,9 @@ def test_the_services_may_make_jobs_in_one_namespace_and_nothing_else() -> None:
     assert role["metadata"]["namespace"] == "moothall-workspaces"
     allowed = {(kind, verb) for rule in role["rules"] for kind in rule["resources"] for verb in rule["verbs"]}
     assert allowed == {
-        *(("jobs", verb) for verb in ("create", "delete", "list")),
+        *(("jobs", verb) for verb in ("create", "delete", "list", "patch")),
         *((kind, verb) for kind in ("pods", "events") for verb in ("list", "watch")),
+        ("resourcequotas", "list"),
     }
 
 

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from moothall.bus.nats.accounts import make
+from moothall.bus.nats.permissions import USERS
 from moothall.config import Settings
 from moothall.pb.context.v1 import context_pb2
 from moothall.pb.kernel.v1 import kernel_pb2
@@ -30,6 +31,7 @@ from support.kube.manifests import Objects, kustomized, objects
 pytestmark = pytest.mark.e2e
 
 OVERLAY = Path(__file__).parents[2] / "deploy/k8s/overlays/prod-roles"
+PROD = OVERLAY.parent / "prod"
 NAME = "app.kubernetes.io/name"
 OF_API = {50051: planning_pb2, 50052: storycoach_pb2, 50053: workspace_pb2, 50054: context_pb2, 50055: orchestrator_pb2}
 OF_TOOLS = {50056: agent_pb2, 50057: kernel_pb2, 50058: runner_pb2, 50059: tool_pb2}
@@ -44,7 +46,7 @@ def made() -> Objects:
 
 @pytest.fixture
 def settings(made: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    files = make(tmp_path / "keys")
+    files = {"bus.creds": make(tmp_path / "keys")["services.creds"]}
     for name, value in made["ConfigMap", "moothall", "moothall"]["data"].items():
         monkeypatch.setenv(name, str(files.get(Path(value).name, value)))
     monkeypatch.setenv("MOOTHALL_GRPC__TOKEN", "t" * 32)
@@ -64,6 +66,24 @@ def container(spec: dict[str, Any]) -> dict[str, Any]:
     (found,) = spec["template"]["spec"]["containers"]
     assert isinstance(found, dict)
     return found
+
+
+def seen_keys(spec: dict[str, Any]) -> dict[str, str]:
+    """Which of the bus's keys a pod finds, and under which name."""
+    (bus,) = [each["secret"] for each in spec["template"]["spec"]["volumes"] if each["name"] == "bus"]
+    return {item["path"]: item["key"] for item in bus["items"]}
+
+
+def test_each_comes_to_the_bus_as_what_it_does(made: Objects) -> None:
+    for name, spec in deployments(made).items():
+        role = name.removeprefix("moothall-")
+        links = {"links.json": "links.json"} if role in {"hosts", "tools"} else {}
+        assert seen_keys(spec) == {"bus.creds": f"{role}.creds", **links}
+        given = {each["name"] for each in container(spec)["env"]}
+        assert ("MOOTHALL_JOBS__LINK_KEYS_FILE" in given) == bool(links)
+        assert "MOOTHALL_RAY__CREDENTIALS_FILE" not in given
+    assert {name.removeprefix("moothall-") for name in deployments(made)} == set(USERS)
+    assert "moothall-bus" not in str(made["RayCluster", "moothall", "hosts"])
 
 
 def only(spec: dict[str, Any]) -> tuple[str, ...]:
@@ -126,12 +146,29 @@ def test_the_ports_of_the_wire_lead_to_who_answers_there(made: Objects) -> None:
         assert leads[8080] == "web"
 
 
+def test_a_door_that_one_process_has_has_all_ports_of_the_wire() -> None:
+    (service,) = [each for key, each in objects(kustomized(PROD)).items() if key == ("Service", "moothall", "moothall")]
+    assert {port["port"] for port in service["spec"]["ports"]} == {*OF_API, *OF_TOOLS, 8080}
+
+
+def test_the_page_of_doors_names_the_host_that_pipelines_reach(made: Objects) -> None:
+    (rule,) = made["Ingress", "moothall", "moothall-grpc"]["spec"]["rules"]
+    said = (OVERLAY.parents[3] / "docs/doors.md").read_text(encoding="utf-8")
+    assert said.count(f"--server {rule['host']}:443 ") == 2
+
+
+def services(ingress: dict[str, Any]) -> dict[str, str]:
+    """Which Service each path leads to."""
+    (rule,) = ingress["spec"]["rules"]
+    return {path["path"]: path["backend"]["service"]["name"] for path in rule["http"]["paths"]}
+
+
 def test_the_ingress_brings_calls_of_tools_to_them_and_a_browser_back(made: Objects) -> None:
     ingress = made["Ingress", "moothall", "moothall"]
-    (rule,) = ingress["spec"]["rules"]
-    paths = {path["path"]: path["backend"]["service"]["name"] for path in rule["http"]["paths"]}
+    paths, grpc = services(ingress), services(made["Ingress", "moothall", "moothall-grpc"])
     names = [f"/{service.full_name}" for module in OF_TOOLS.values() for service in module.DESCRIPTOR.services_by_name.values()]
-    assert paths == {"/": "moothall", "/v1": "moothall-tools"} | dict.fromkeys(names, "moothall-tools")
+    assert grpc == {"/": "moothall"} | dict.fromkeys(names, "moothall-tools")
+    assert paths == grpc | {"/v1": "moothall-tools"}
     assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/affinity"] == "cookie"
 
 

@@ -14,7 +14,7 @@ from yaml.reader import ReaderError
 
 from moothall.agents.order import of_specs, of_tasks
 from moothall.agents.specs import Spec
-from moothall.errors import InvalidRequest
+from moothall.errors import InvalidRequest, WrongField, wrong_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +128,7 @@ def _read(path: Path, most: int) -> tuple[Spec, yaml.Node]:
         spec = Spec.model_validate(data)
         of_tasks(spec.tasks)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-        raise _Bad([Wrong(file, _line(node, one["loc"]), _describe_error(one)) for one in found]) from error
+        raise _Bad([Wrong(file, _line(node, one.place), _describe_error(one)) for one in wrong_fields(error)]) from error
     except InvalidRequest as error:
         raise _Bad([Wrong(file, _line(node, ("tasks",)), error.message)]) from error
     return spec, node
@@ -162,10 +161,10 @@ _WORDS = {
 }
 
 
-def _describe_error(error: Any) -> str:
-    where = ".".join(map(str, error["loc"]))
-    said = _WORDS.get(error["type"], error["msg"].removeprefix("Value error, "))
-    if error["type"] == "string_pattern_mismatch":  # names alone have one
+def _describe_error(wrong: WrongField) -> str:
+    where = ".".join(map(str, wrong.place))
+    said = _WORDS.get(wrong.fault, wrong.sentence)
+    if wrong.fault == "string_pattern_mismatch":  # names alone have one
         said = "a name is small letters, digits and dashes, at most 63, and begins with no dash"
     return f"{where}: {said}" if where else said
 

@@ -190,6 +190,11 @@ def subject_of(event: Event) -> str:
     return subject.format(**filled)
 
 
+def fits(event: Event, subject: str) -> bool:
+    """Whether an event's type travels on a subject of the log. Who may send what is held by subjects: elsewhere it says nothing."""
+    return subject.startswith(_template(event.type)[0].partition("{")[0])
+
+
 def matches(pattern: str, subject: str) -> bool:
     """Whether a subject falls under a NATS pattern (`*` one token, a last `>` one or more)."""
     wanted, tokens = pattern.split("."), subject.split(".")

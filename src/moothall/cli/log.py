@@ -111,6 +111,6 @@ async def dead(settings: Settings, *, replay_seq: int | None) -> None:
 @speak_errors
 def asyncapi() -> None:
     """Print the AsyncAPI document of all events, made from the registry."""
-    from moothall.bus.nats.asyncapi import asyncapi as document
+    from moothall.bus.adapter import asyncapi as document
 
     print_json(document())

@@ -6,12 +6,11 @@ Nothing is counted on the way of a deliberation. What ended before the log was p
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from cachetools import LRUCache
+from cachetools import FIFOCache, LRUCache
 
 from moothall.collector.fold import UNDATED, DeliberationState
 from moothall.collector.progress import Progress, describe, percent_of, status_of
@@ -52,7 +51,7 @@ class Overview:
     def __init__(self, log: Log, under_way: Callable[[], Iterable[DeliberationState]]) -> None:
         self._log = log
         self._under_way = under_way
-        self._ended: OrderedDict[str, OrderedDict[str, TaskView]] = OrderedDict()
+        self._ended: LRUCache[str, FIFOCache[str, TaskView]] = LRUCache(_TENANTS)
         self._seq = 0
         self._reading = asyncio.Lock()
         self._followed: LRUCache[str, _Reading] = LRUCache(_FOLLOWED)
@@ -62,7 +61,7 @@ class Overview:
         """Return the tenant's tasks: those under way, then those that ended, the latest first. `state` narrows: live, ended, failed."""
         ended = await self._read(who.tenant)
         live = [] if state in {"ended", "failed"} else self._live(who.tenant, ended)
-        over = [] if state == "live" else [*reversed(ended.values())]
+        over = [] if state == "live" else [*ended.values()][::-1]
         if state == "failed":
             over = [view for view in over if view.status in _FAILED]
         shown = [*sorted(live, key=lambda view: view.requested, reverse=True), *over][:limit]
@@ -111,17 +110,17 @@ class Overview:
             self._followed[key] = reading
             return reading.progress
 
-    def _live(self, tenant: str, ended: OrderedDict[str, TaskView]) -> Sequence[TaskView]:
+    def _live(self, tenant: str, ended: Mapping[str, TaskView]) -> Sequence[TaskView]:
         found = (live_view(state) for state in self._under_way() if state.requested and state.requested.value.tenant == tenant)
         return [view for view in found if view.task_id not in ended]
 
-    async def _read(self, tenant: str) -> OrderedDict[str, TaskView]:
+    async def _read(self, tenant: str) -> Mapping[str, TaskView]:
         """Read the decisions that came since the last question."""
         async with self._reading:
             async for recorded in self._log.replay(_TOPICS, self._seq):
                 self._take(recorded)
                 self._seq = recorded.seq
-        return self._ended.get(tenant, OrderedDict())
+        return self._ended.get(tenant, {})
 
     def _take(self, recorded: Recorded) -> None:
         event = recorded.event
@@ -131,13 +130,8 @@ class Overview:
             outcome = load(Outcome, event.data)
         except InvalidRequest:
             return  # the collector's own; of a version that this one cannot read
-        of = self._ended.setdefault(event.tenant, OrderedDict())
-        self._ended.move_to_end(event.tenant)
+        of = self._ended.setdefault(event.tenant, FIFOCache(_KEPT))
         of.setdefault(outcome.task_id, ended_view(outcome, event.time or recorded.extra.get("time", "")))
-        while len(of) > _KEPT:
-            of.popitem(last=False)
-        while len(self._ended) > _TENANTS:
-            self._ended.popitem(last=False)
 
     async def _for_tenant(self, view: TaskView, who: Principal) -> TaskView:
         """As its tenant knows it."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
+
+from cachetools import FIFOCache
 
 from moothall.council.front.roster import Roster
 from moothall.domain.council import Council
@@ -58,7 +60,7 @@ class Tally:
         self._councils = councils
         self._under_way = under_way
         self._clock = clock
-        self._ended: OrderedDict[tuple[str, str], _Ended] = OrderedDict()
+        self._ended: FIFOCache[tuple[str, str], _Ended] = FIFOCache(_REMEMBERED)
         self._seq = 0
         self._reading = asyncio.Lock()
 
@@ -123,8 +125,6 @@ class Tally:
         key = (event.tenant, str(event.data.get("task_id")))
         if key not in self._ended:
             self._ended[key] = _read(event, recorded_at)
-        while len(self._ended) > _REMEMBERED:
-            self._ended.popitem(last=False)
 
 
 def _read(event: Event, recorded_at: str) -> _Ended:

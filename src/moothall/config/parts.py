@@ -133,6 +133,11 @@ class RaySettings(Section):
     )
     seats_per_host: int = Field(64, ge=1, description="deliberations that one host works on at a time")
     dashboard: bool = False
+    credentials: SecretStr | None = Field(
+        None,
+        description="what hosts on the Ray at address come to the bus with, such as hosts.creds of `moothall bus keys`; without, bus.credentials",
+    )
+    credentials_file: Path | None = None
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:

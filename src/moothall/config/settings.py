@@ -49,7 +49,7 @@ from moothall.config.parts import (
     WebSettings,
 )
 from moothall.config.section import Section
-from moothall.errors import ConfigurationError
+from moothall.errors import ConfigurationError, wrong_fields
 
 _PREFIX = "MOOTHALL_"
 
@@ -157,10 +157,10 @@ def _forms(secret: str) -> Iterator[str]:
 
 def _wrong(kind: type[Settings], error: ValidationError, config: Path | None, from_file: Mapping[str, Any]) -> Iterator[str]:
     """Say of each wrong setting where it stands, and what is wrong."""
-    for item in error.errors():
-        keys = [str(part) for part in item["loc"]]
-        said = unknown(kind, keys) if item["type"] == "extra_forbidden" else item["msg"]
-        colon = "" if item["type"] == "extra_forbidden" else ":"
+    for item in wrong_fields(error):
+        keys = list(map(str, item.place))
+        said = unknown(kind, keys) if item.fault == "extra_forbidden" else item.sentence
+        colon = "" if item.fault == "extra_forbidden" else ":"
         yield f"{place_of(config, from_file, keys) if config else ''}{'.'.join(keys)}{colon} {said}"
 
 

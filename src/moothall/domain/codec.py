@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from moothall.errors import InvalidRequest
+from moothall.errors import InvalidRequest, wrong_fields
 
 T = TypeVar("T")
 _SHOWN = 5
@@ -34,8 +34,7 @@ def load(kind: type[T], data: object) -> T:
 
 def wrong(error: ValidationError, whole: str = "it") -> str:
     """Say of the first few wrong fields where each is and what is wrong with it, without its value. `whole` is what has no field."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)[:_SHOWN]
-    return "; ".join(f"{'.'.join(map(str, item['loc'])) or whole}: {item['msg'].removeprefix('Value error, ')}" for item in found)
+    return "; ".join(f"{'.'.join(map(str, one.place)) or whole}: {one.sentence}" for one in wrong_fields(error)[:_SHOWN])
 
 
 def mapping_of(value: object) -> Mapping[str, Any]:

@@ -84,12 +84,15 @@ def checks_near(profile: Profile, paths: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A pinned commit of a known repository. `repository` is the registry's id of it."""
+    """A pinned commit of a known repository. `repository` is the registry's id of it. `image`: what its workspaces run in where they are
+    pods, as the host that prepares it is told by its operator; empty: as all.
+    """
 
     repository: str
     sha: str
     profile: Profile
     origin: str = ""
+    image: str = ""
 
 
 @dataclass(frozen=True, slots=True)

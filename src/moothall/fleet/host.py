@@ -114,6 +114,7 @@ class Host:
 
     async def run(self) -> None:
         """Pull and work until cancelled."""
+        self._show_oldest()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen_for_cancels(), name="cancels")
             group.create_task(self._listen_for_words(), name="words")
@@ -128,6 +129,9 @@ class Host:
         """Say how this host is."""
         held = tuple(Held(task_id, running.since) for task_id, running in self._running.items())
         return dump(HostState(self.name, self.node or platform.node(), os.getpid(), self._began, held)), b""
+
+    def _show_oldest(self) -> None:
+        telemetry.metrics.HOST_OLDEST.set(min((one.since for one in self._running.values()), default=0.0), self.name)
 
     @property
     def busy(self) -> int:
@@ -238,6 +242,7 @@ class Host:
         )
         unseen_from = time.monotonic() + _UNSEEN_SECONDS if fresh else math.inf
         running = self._running[task_id] = _Running(task, deliveries, unseen_from)
+        self._show_oldest()
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
@@ -248,6 +253,7 @@ class Host:
             raise
         finally:
             del self._running[task_id]
+            self._show_oldest()
         if running.lost:
             raise Superseded(f"{task_id} was taken up by another host")
         _end_of(task)
@@ -265,7 +271,7 @@ class Host:
         with (
             # Delivered again or elsewhere, it goes on in the trace of its request.
             telemetry.span("deliberation", about, kind="consumer", parent=parent),
-            telemetry.bound(task_id=deliberation.task_id),
+            telemetry.bound(task_id=deliberation.task_id, tenant=deliberation.tenant),
             telemetry.metrics.DELIBERATIONS_IN_FLIGHT.track_inprogress(),
         ):
             await self._go_on(deliberation, deliveries, fresh=fresh)

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from moothall.aio import seconds_until
 from moothall.domain.ids import ROLES, check_id, check_key
 from moothall.domain.tool import Grant, ToolCall, ToolStatus
-from moothall.errors import InvalidRequest, Refused
+from moothall.errors import InvalidRequest, Refused, wrong_fields
 from moothall.guard.paths import covers, refuse_path
 from moothall.guard.seat import SeatContext, Stopped
 from moothall.guard.tokens import Tokens, request_digest
@@ -185,15 +185,15 @@ def _type(field: Mapping[str, Any]) -> str:
 def _wrong_arguments(spec: ToolSpec, error: ValidationError) -> str:
     known = spec.argument_names
     wrong = []
-    for item in error.errors(include_url=False, include_context=False, include_input=False)[:5]:
-        name = ".".join(str(part)[:60] for part in item["loc"])
+    for item in wrong_fields(error)[:5]:
+        name = ".".join(str(part)[:60] for part in item.place)
         if not name:
             wrong.append("the arguments are not an object")
-        elif item["type"] == "missing":
+        elif item.fault == "missing":
             wrong.append(f"argument {name!r} is missing")
-        elif item["type"] == "extra_forbidden":
+        elif item.fault == "extra_forbidden":
             near = get_close_matches(name, known, n=1)
             wrong.append(f"there is no argument {name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
         else:
-            wrong.append(f"argument {name!r}: {item['msg'].removeprefix('Value error, ')}")
+            wrong.append(f"argument {name!r}: {item.sentence}")
     return f"{spec.name}: {'; '.join(wrong)}. Right is {_right(spec)}"

@@ -32,7 +32,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from moothall.domain.ids import digest
 from moothall.domain.repository import Profile
-from moothall.errors import RepositoryError
+from moothall.errors import RepositoryError, wrong_fields
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.detect import MOST_PROJECTS, Detected, detect, setup_of, setup_reads, wanted_files
 from moothall.repositories.patch_rules import TEST_PATTERNS, why_path
@@ -190,11 +190,11 @@ def parse_own(text: str, name: str = OWN_FILE) -> Commands:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise RepositoryError(f"{name} is not TOML: {error}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        keys = [str(part) for part in first["loc"] if part != "[key]"]
-        known = "" if first["type"] != "extra_forbidden" else f"; the keys are {', '.join(Commands.model_fields)}"
+        first = wrong_fields(error)[0]
+        keys = [str(part) for part in first.place if part != "[key]"]
+        known = "" if first.fault != "extra_forbidden" else f"; the keys are {', '.join(Commands.model_fields)}"
         raise RepositoryError(
-            f"{name}, line {_line_of(text, keys)}: {'.'.join(keys) or 'file'}: {first['msg']}{known}"
+            f"{name}, line {_line_of(text, keys)}: {'.'.join(keys) or 'file'}: {first.sentence}{known}"
         ) from error
 
 

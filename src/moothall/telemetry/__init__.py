@@ -16,13 +16,14 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 
 from moothall.config import TraceSettings
 from moothall.telemetry import metrics
-from moothall.telemetry.context import bound
+from moothall.telemetry.context import bound, bound_values
 from moothall.telemetry.logs import configure_logs, get_logger, log_apart
 from moothall.telemetry.spans import Span, headers, read_traceparent, span, traceparent, wants_content
 
 __all__ = [
     "Span",
     "bound",
+    "bound_values",
     "configure_logs",
     "get_logger",
     "headers",

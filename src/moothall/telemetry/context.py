@@ -15,12 +15,17 @@ _bound: ContextVar[Mapping[str, str]] = ContextVar("bound", default=_NOTHING)
 
 @contextmanager
 def bound(**values: str) -> Iterator[None]:
-    """Every line that is logged inside carries `values` (task_id, seat), those around it included."""
+    """Every line that is logged inside carries `values` (task_id, tenant, seat), those around it included."""
     token = _bound.set({**_bound.get(), **values})
     try:
         yield
     finally:
         _bound.reset(token)
+
+
+def bound_values() -> Mapping[str, str]:
+    """Return what is bound here."""
+    return _bound.get()
 
 
 def place() -> dict[str, str]:

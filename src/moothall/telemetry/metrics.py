@@ -22,6 +22,11 @@ DELIBERATION_SECONDS = _histogram(
     "moothall_deliberation_seconds", "From the request to what brought the decision about.", "status"
 )
 HOST = _gauge("moothall_host_info", "Always 1 for a host; says on which machine it runs.", "node")
+HOST_OLDEST = _gauge(
+    "moothall_host_oldest_start_time_seconds",
+    "Since when a host holds the oldest of its deliberations, in Unix seconds; 0 while it holds none.",
+    "host",
+)
 DELIBERATIONS_IN_FLIGHT = _gauge("moothall_deliberations_in_flight", "Deliberations that a host works on now.")
 SEATS_FINISHED = _counter("moothall_seats_finished_total", "Seats of decided deliberations, by how they ended.", "status", "role")
 

@@ -10,7 +10,7 @@ import asyncio
 import functools
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -267,6 +267,19 @@ class MemoryBus:
                     raise BusUnavailable(f"nobody answered on {topic.about}") from error
                 return codec.load_json(codec.dump_json(said)), rest
         raise BusUnavailable(f"nobody answers on {topic.about}")
+
+    def ask_all(self, topic: Topic, asked: Mapping[str, Any], seconds: float) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Yield the answers of all who answer for a topic."""
+        registry.literal(topic)
+        return self._ask_each(topic, asked, seconds)
+
+    async def _ask_each(self, topic: Topic, asked: Mapping[str, Any], seconds: float) -> AsyncGenerator[Mapping[str, Any], None]:
+        await asyncio.sleep(0)  # over a network it takes a while too: others have their turn
+        for answerer in [answerer for heard, answerer in self._answering if heard == topic]:
+            with suppress(MoothallError, OSError):
+                async with asyncio.timeout(seconds):
+                    said, _ = await answerer(codec.load_json(codec.dump_json(asked)))
+                yield codec.load_json(codec.dump_json(said))
 
     async def answer(self, topic: Topic, answerer: Answerer, *, shared: bool = False) -> None:  # noqa: ARG002 - one process is asked anyway
         """Answer until cancelled."""

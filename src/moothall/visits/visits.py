@@ -23,7 +23,7 @@ from moothall.guard.parking import Parked
 from moothall.guard.seat import SeatContext
 from moothall.guard.tokens import Capability, Tokens, request_digest
 from moothall.ports import Repositories, RunCode, Workspace, Workspaces
-from moothall.telemetry import get_logger
+from moothall.telemetry import bound, get_logger
 from moothall.tools.catalogue import is_granted
 from moothall.tools.spec import Danger, ToolSpec
 from moothall.visits.answers import GONE, Answers
@@ -156,7 +156,8 @@ class Visits:
     async def _open(self, workspace: StandingWorkspace, who: Principal, role: str, persona: str, seconds: float) -> OpenedVisit:
         name = workspace.id
         close = asyncio.Event()
-        keeper = self._group.create_task(workspace.keep(close), name=f"keep {name}")
+        with bound(task_id=name, tenant=who.tenant):
+            keeper = self._group.create_task(workspace.keep(close), name=f"keep {name}")
         try:
             await workspace.ready()
         except BaseException:

@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import get_args
 
 from moothall import telemetry
+from moothall.bus.adapter import Bus, embedded_server, open_bus
 from moothall.bus.lease import BUCKET, Lease
 from moothall.bus.log_check import LogReport, check_log
-from moothall.bus.nats.jetstream import JetStreamBus as Bus
-from moothall.bus.nats.jetstream import open_bus
 from moothall.config import BusSettings, Settings
 from moothall.config.parts import Duty, ServeSettings
 from moothall.disk import write_private
@@ -57,8 +56,6 @@ async def bus_url(settings: BusSettings, data_dir: Path) -> AsyncIterator[str]:
     if settings.url:
         yield settings.url
         return
-    from moothall.bus.nats.server import embedded_server
-
     async with embedded_server(settings, data_dir / "bus") as url:
         yield url
 

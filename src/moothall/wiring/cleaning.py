@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from moothall.bus.nats import pruning
+from moothall.bus.adapter import pruning
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.repositories.clone import TrustedClone

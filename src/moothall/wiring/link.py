@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 
-from moothall.bus.nats.carrying import open_carrying
+from moothall.bus.adapter import open_carrying
 from moothall.config import environment
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.settings import load_settings

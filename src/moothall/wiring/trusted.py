@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -24,10 +23,8 @@ from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.trusted import Prepare, Remote, TrustedRepositories
 from moothall.toolkits.web.family import WebFamily
-from moothall.workspace.box import Box, BoxSetup
-from moothall.workspace.jobs.trunk import Carrier
+from moothall.wiring.jobs import open_jobs
 from moothall.workspace.local import LocalWorkspaces
-from moothall.workspace.pool import MakeBox
 from moothall.workspace.prepare import Preparer
 from moothall.workspace.runner import LocalRunner
 
@@ -78,7 +75,7 @@ async def open_hands(settings: Settings, far: Bus | None = None) -> AsyncIterato
 
     repositories: TrustedRepositories
     async with AsyncExitStack() as stack:
-        make = await stack.enter_async_context(_jobs(settings)) if settings.workspace.kind == "kubernetes" else None
+        make = await stack.enter_async_context(open_jobs(settings)) if settings.workspace.kind == "kubernetes" else None
         workspaces = LocalWorkspaces(settings, clone_of, remote_of, make)
         preparer = Preparer(settings, clone_of, workspaces)
         if far is None:
@@ -90,48 +87,6 @@ async def open_hands(settings: Settings, far: Bus | None = None) -> AsyncIterato
             await stack.enter_async_context(open_borrowing(settings, far, borrower))
         await stack.enter_async_context(workspaces)
         yield Hands(repositories, workspaces, LocalRunner(settings, workspaces.pool).run if settings.runner.enabled else None)
-
-
-def _reach(settings: Settings, link: str) -> dict[str, str]:
-    """Return the environment by which the link of that name reaches the bus."""
-    bus, jobs = settings.bus, settings.jobs
-    said = {"MOOTHALL_BUS__URL": jobs.bus_url or bus.url or ""}
-    if jobs.link_keys:
-        from moothall.bus.nats.accounts import mint
-
-        return said | {"MOOTHALL_BUS__CREDENTIALS": mint(jobs.link_keys.get_secret_value(), link, jobs.seconds)}
-    return said | {
-        f"MOOTHALL_BUS__{name.upper()}": one.get_secret_value()
-        for name, one in (("token", bus.token), ("credentials", bus.credentials))
-        if one
-    }
-
-
-@asynccontextmanager
-async def _jobs(settings: Settings) -> AsyncIterator[MakeBox]:
-    """What makes workspaces in a cluster. Raises `ConfigurationError` where no Jobs can be made there."""
-    from moothall.bus.nats.carrying import open_carrying
-
-    if settings.jobs.link_keys:
-        _reach(settings, "x")  # keys that are none are said at the start
-    try:
-        from moothall.workspace.jobs.box import CodeBox, JobBox, Pods
-        from moothall.workspace.jobs.cluster import Cluster
-    except ModuleNotFoundError as error:
-        raise ConfigurationError("workspace.kind is kubernetes: pip install 'moothall[kubernetes]'") from error
-    url = settings.bus.url or ""
-    async with (
-        open_carrying(settings.bus, url) as carrying,
-        Cluster(settings.jobs, f"{socket.gethostname()[:40]}-{secrets.token_hex(4)}") as cluster,
-    ):
-        pods = Pods(cluster, Carrier(carrying.send, carrying.hear), lambda name: _reach(settings, name))
-
-        def make(place: BoxSetup, folder: Path, beside: Box | None) -> Box:
-            if isinstance(beside, JobBox):
-                return CodeBox(place, folder, settings, beside)
-            return JobBox(place, folder, settings, pods)
-
-        yield make
 
 
 class Leaving:
@@ -187,8 +142,9 @@ def for_hosts(settings: Settings) -> Settings:
     if settings.ray.address is None:
         return settings
     guard = settings.guard.model_copy(update={"key": None})
+    bus = settings.bus.model_copy(update={"credentials": settings.ray.credentials or settings.bus.credentials})
     return settings.model_copy(
-        update={"guard": guard, "forge": ForgeSettings(), "webhook": WebhookSettings(), "oidc": OidcSettings()}
+        update={"guard": guard, "bus": bus, "forge": ForgeSettings(), "webhook": WebhookSettings(), "oidc": OidcSettings()}
     )
 
 

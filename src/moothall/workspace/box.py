@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,8 @@ Asked = Callable[[Answer], Awaitable[Answer]]
 class BoxSetup:
     """What a box shows: `tree` (topmost first) at /workspace, `env` at /env, more folders read-only. Without a tree there is
     an empty folder. `program` answers in it; `limits` hold instead of the settings'; `cpu_share` is the processors that a command may use on average, 0: as the limits say. `toolchains` are shown where they lie, and
-    their bin is put on PATH; `reach` is what it may reach, through a proxy: without, nothing; `python` is the prefix of the interpreter that /env was made with, where it is not our own.
+    their bin is put on PATH; `reach` is what it may reach, through a proxy: without, nothing; `python` is the prefix of the interpreter that /env was made with, where it is not our own. `image`: what a
+    pod of it runs in, where that is not the one for all.
     """
 
     key: str
@@ -58,6 +59,7 @@ class BoxSetup:
     cpu_share: float = 0.0
     toolchains: tuple[Path, ...] = ()
     python: Path | None = None
+    image: str = ""
 
     def describe_walls(self, limits: SandboxSettings, **more: Any) -> dict[str, Any]:
         """Return what the program in it is told of its walls."""
@@ -97,6 +99,7 @@ class Box(ABC):
         self.folder = folder
         self.upper = folder / "upper"
         self.called = folder.name
+        self.whose: Mapping[str, str] = {}
         self._settings = settings
         self._limits = place.limits or settings.sandbox
         self._link: BoxLink | None = None
@@ -109,6 +112,10 @@ class Box(ABC):
     def name(self) -> str:
         """The folder's name, which is unique."""
         return self.folder.name
+
+    def belong_to(self, whose: Mapping[str, str]) -> None:
+        """Let people who look on see whose it is: `task_id`, `tenant`, `seat`, as far as they are known. Before it is started or later."""
+        self.whose = whose
 
     @property
     def _log(self) -> Path:

@@ -135,7 +135,7 @@ class Environments:
     async def _fill(self, base: Base, key: str, making: Path, clone: TrustedClone, tell: Progress) -> None:
         chosen = choose(base.profile.needs)
         if uses_environment(base):
-            await self._starter.copy_to(making / "env", chosen.python, tell)
+            await self._starter.copy_to(making / "env", chosen.python, base.image, tell)
         else:
             (making / "env").mkdir()
             own(making / "env", drop_uid(self._settings.sandbox))
@@ -148,6 +148,7 @@ class Environments:
             reach=await asyncio.to_thread(setup_reach, making, self._settings),
             toolchains=chosen.homes,
             python=foreign_python(chosen),
+            image=base.image,
         )
         folder = None
         try:

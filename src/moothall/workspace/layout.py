@@ -45,10 +45,13 @@ class Layout:
         """What a workspace on `base` shows."""
         environment, chosen = environment_key(base), choose(base.profile.needs)
         if not environment:
-            return BoxSetup(key, (self.tree(key),), toolchains=chosen.homes)
+            return BoxSetup(key, (self.tree(key),), toolchains=chosen.homes, image=base.image)
         folder = self.environment(environment)
         layer = (folder / "layer",) if (folder / "layer").is_dir() else ()
-        return BoxSetup(key, (*layer, self.tree(key)), env=folder / "env", toolchains=chosen.homes, python=foreign_python(chosen))
+        python = foreign_python(chosen)
+        return BoxSetup(
+            key, (*layer, self.tree(key)), env=folder / "env", toolchains=chosen.homes, python=python, image=base.image
+        )
 
     def lock(self, name: str) -> AbstractAsyncContextManager[None]:
         """Hold a lock against all processes that share the data directory."""
@@ -63,16 +66,18 @@ def uses_environment(base: Base) -> bool:
 
 
 def environment_key(base: Base) -> str:
-    """Name what set-up makes: the same for all commits with the same lock files. '' where nothing is set up."""
+    """Name what set-up makes: the same for all commits with the same lock files, in the same image. '' where nothing is set up."""
     profile = base.profile
     if not profile.setup and not uses_environment(base):
         return ""
     chosen = choose(profile.needs)
     python = sys.version if foreign_python(chosen) is None else f"{chosen.python.version} {chosen.python.program}"
-    homes = [str(home) for home in chosen.homes]
-    return digest(base.repository, profile.lock_digest, repr(profile.setup), python, *homes, *map(repr, profile.steps))[
-        :_KEY_CHARS
-    ]
+    more = (*map(str, chosen.homes), *map(repr, profile.steps), *_image(base))
+    return digest(base.repository, profile.lock_digest, repr(profile.setup), python, *more)[:_KEY_CHARS]
+
+
+def _image(base: Base) -> tuple[str, ...]:
+    return (f"image {base.image}",) if base.image else ()
 
 
 def foreign_python(chosen: Chosen) -> Path | None:
@@ -85,4 +90,4 @@ def prepared_key(base: Base) -> str:
     checks = repr(sorted(base.profile.checks.items())) + (
         repr(sorted(base.profile.folders.items())) if base.profile.folders else ""
     )
-    return digest(base.repository, base.sha, checks, environment_key(base))[:_KEY_CHARS]
+    return digest(base.repository, base.sha, checks, environment_key(base), *_image(base))[:_KEY_CHARS]

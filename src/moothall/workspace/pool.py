@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from moothall.disk import try_lock
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import Bounds
 from moothall.errors import MoothallError, WorkspaceFailed
+from moothall.ports import NOTHING
 from moothall.repositories import scratch
 from moothall.sandbox import cgroups, orphans
 from moothall.workspace import boxlog
@@ -132,9 +133,16 @@ class BoxPool:
             await box.close(keep=keep)
             self._open.discard(box)
 
-    async def take(self, place: BoxSetup, beside: Box | None = None) -> Box:
-        """Return a box on `place` for the caller to `drop`. Raises `SandboxUnavailable`, `WorkspaceFailed`."""
-        box = self._spare(place) or await self._await_coming(place) or await self._fresh(place, beside)
+    async def take(self, place: BoxSetup, beside: Box | None = None, whose: Mapping[str, str] | None = None) -> Box:
+        """Return a box on `place` for the caller to `drop`. `whose`: by default that of the running code.
+
+        Raises `SandboxUnavailable`, `WorkspaceFailed`.
+        """
+        whose = telemetry.bound_values() if whose is None else whose
+        if box := self._spare(place) or await self._await_coming(place):
+            box.belong_to(whose)
+        else:
+            box = await self._fresh(place, beside, whose)
         self._open.add(box)
         return box
 
@@ -176,11 +184,12 @@ class BoxPool:
     def _on_this_machine(self, place: BoxSetup, folder: Path, _beside: Box | None) -> Box:
         return LocalBox(place, folder, self._settings, self._folder / "code", self._shown)
 
-    async def _fresh(self, place: BoxSetup, beside: Box | None = None) -> Box:
+    async def _fresh(self, place: BoxSetup, beside: Box | None = None, whose: Mapping[str, str] = NOTHING) -> Box:
         if self._group is None:
             raise WorkspaceFailed("no workspaces can be opened any more: they are being closed")
         self._number += 1
         box = self._make(place, self._folder / f"{self._instance}-{self._number}", beside)
+        box.belong_to(whose)
         try:
             await box.start()
         except OSError as error:

@@ -43,6 +43,7 @@ class Preparer:
     async def prepare(self, base: Base, on_progress: Progress | None = None) -> Prepared:
         """Return `base` prepared; what was done before is read. Raises `RepositoryError`, `SandboxUnavailable`."""
         tell = on_progress or (lambda _: None)
+        base = replace(base, image=self._settings.jobs.image_of(base.repository, base.origin))
         key = prepared_key(base)
         async with self._layout.lock(key):
             known = await asyncio.to_thread(self._read_known, base, key, tell)

@@ -165,7 +165,7 @@ class LocalRunner:
         if sum(map(len, self._idle.values())) >= self._settings.workers:
             other = next(boxes for boxes in self._idle.values() if boxes)
             self._pool.drop(other.pop())
-        return await self._pool.take(self._place)
+        return await self._pool.take(self._place, whose={"tenant": tenant})  # any block of it may come
 
     def _give_back(self, box: Box, tenant: str, *, whole: bool) -> None:
         if whole and sum(map(len, self._idle.values())) < self._settings.workers:

@@ -40,12 +40,12 @@ class Starter:
         self._settings = settings
         self._pool = pool
 
-    async def copy_to(self, env: Path, python: Toolchain, tell: Callable[[str], None]) -> None:
-        """Copy it to `env`, whose parent exists. Raises `RepositoryError` where not even a venv can be made."""
+    async def copy_to(self, env: Path, python: Toolchain, image: str, tell: Callable[[str], None]) -> None:
+        """Copy that of an image to `env`, whose parent exists. Raises `RepositoryError` where not even a venv can be made."""
         venv = (str(python.program), "-m", "venv", ENVIRONMENT)
         network = self._settings.workspace.setup_network != "off"
-        source = await self._make("pytest", python, (venv, _PYTEST), tell, network=True) if network else None
-        source = source or await self._make("blank", python, (venv,), tell, network=False)
+        source = await self._make("pytest", python, (venv, _PYTEST), tell, image=image, network=True) if network else None
+        source = source or await self._make("blank", python, (venv,), tell, image=image, network=False)
         if source is None:
             raise RepositoryError(f"a virtual environment cannot be made with {venv[0]}: is its venv module whole?")
         copying = await asyncio.create_subprocess_exec("cp", "-a", "--reflink=auto", str(source), str(env))
@@ -59,11 +59,12 @@ class Starter:
         commands: tuple[tuple[str, ...], ...],
         tell: Callable[[str], None],
         *,
+        image: str,
         network: bool,
     ) -> Path | None:
         """Return its folder; None where a command failed, which is tried again the next time."""
         layout = self._pool.layout
-        name = f"starter-{kind}-{digest(python.version, str(python.program))[:16]}"
+        name = f"starter-{kind}-{digest(python.version, str(python.program), *((image,) if image else ()))[:16]}"
         async with layout.lock(f"env-{name}"):
             final = layout.environment(name)
             if final.is_dir():
@@ -75,14 +76,16 @@ class Starter:
                 own(folder, uid)
             try:
                 tell(f"making an environment of Python {python.version} with {kind}, once for all repositories")
-                if not await self._run(making, python, commands, network=network):
+                if not await self._run(making, python, commands, image=image, network=network):
                     return None
                 making.rename(final)
             finally:
                 await remove_tree(making)
             return final / "env"
 
-    async def _run(self, making: Path, python: Toolchain, commands: tuple[tuple[str, ...], ...], *, network: bool) -> bool:
+    async def _run(
+        self, making: Path, python: Toolchain, commands: tuple[tuple[str, ...], ...], *, image: str, network: bool
+    ) -> bool:
         place = BoxSetup(
             key=making.name.lstrip("."),
             tree=(making / "empty",),
@@ -90,6 +93,7 @@ class Starter:
             env_writable=True,
             reach=await asyncio.to_thread(setup_reach, making, self._settings) if network else None,
             python=python.home,
+            image=image,
         )
         seconds = self._settings.workspace.setup_seconds
         async with self._pool.start(place) as box:

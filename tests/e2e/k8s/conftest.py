@@ -66,7 +66,7 @@ async def installed(reachable: ScriptedModel, tmp_path_factory: pytest.TempPathF
     """The overlay `dev` in the cluster, as docs/operating.md says it, with keys of its own, which it yields by their name."""
     folder = tmp_path_factory.mktemp("overlay")
     keys = make(folder / "keys")
-    secrets = {"nats-accounts": ("accounts.conf",), "moothall-bus": ("services.creds", "links.json")}
+    secrets = {"nats-accounts": ("accounts.conf",), "moothall-bus": tuple(keys)}
     for name, files in secrets.items():
         given = [f"--from-file={keys[file]}" for file in files]
         said = await ask("-n", "moothall", "create", "secret", "generic", name, *given, "--dry-run=client", "-o", "yaml")

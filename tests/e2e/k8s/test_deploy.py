@@ -108,6 +108,16 @@ async def test_a_council_inside_ends_proven_and_leaves_no_job(installed: dict[st
     await ask("-n", "moothall-workspaces", "wait", "--for=delete", "jobs,pods", "--all", "--timeout=30s")
 
 
+async def test_the_doctor_inside_asks_the_cluster_and_finds_nothing_amiss(installed: dict[str, Path]) -> None:
+    said = await inside("moothall", "doctor", "--json")  # fails where it does not exit with 0
+    parts = {one["part"]: one["detail"] for one in json.loads(said[said.index("[") : said.rindex("]") + 1])}
+    assert parts["cluster quota"].startswith("pods ")
+    assert parts["workspace job"].startswith("ready after ")
+    assert parts["python blocks"].startswith("pydantic-monty")
+    assert not [part for part in parts if part.startswith("sandbox")]
+    await ask("-n", "moothall-workspaces", "wait", "--for=delete", "jobs,pods", "--all", "--timeout=30s")
+
+
 async def test_a_bus_server_that_is_killed_is_not_missed(installed: dict[str, Path]) -> None:
     going = asyncio.create_task(deliberate("second", "Add hello_world() function to src/utils.py"))
     await asyncio.sleep(6)  # into its seats' work
@@ -119,6 +129,8 @@ async def test_a_bus_server_that_is_killed_is_not_missed(installed: dict[str, Pa
     ("verb", "what", "namespace", "answer"),
     [
         ("create", "jobs", "moothall-workspaces", "yes"),
+        ("list", "resourcequotas", "moothall-workspaces", "yes"),
+        ("update", "resourcequotas", "moothall-workspaces", "no"),
         ("get", "secrets", "moothall-workspaces", "no"),
         ("list", "secrets", "moothall", "no"),
         ("create", "pods/exec", "moothall-workspaces", "no"),

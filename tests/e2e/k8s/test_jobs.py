@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -18,6 +17,7 @@ import pytest_asyncio
 from kubernetes import client
 
 from house import Command, git
+from moothall.aio import beside
 from moothall.config import Settings
 from moothall.domain.code import CodeBlock
 from moothall.domain.evidence import Verdict
@@ -57,7 +57,7 @@ def named(one: Any) -> str:
 async def jobs_left(api: client.ApiClient, seconds: int = 20) -> list[str]:
     """Return the Jobs and pods that are still there after a while."""
     left: list[str] = []
-    for _ in range(5 * seconds):
+    for _ in range(5 * seconds + 1):
         jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, WORKSPACES)
         pods = await asyncio.to_thread(client.CoreV1Api(api).list_namespaced_pod, WORKSPACES)
         left = [*map(named, jobs.items), *map(named, pods.items)]
@@ -65,6 +65,20 @@ async def jobs_left(api: client.ApiClient, seconds: int = 20) -> list[str]:
             return []
         await asyncio.sleep(0.2)
     return left
+
+
+async def labelled(api: client.ApiClient) -> dict[str, dict[str, str]]:
+    """Return the labels of each Job that there is."""
+    jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, WORKSPACES)
+    found: list[Any] = jobs.items
+    return {named(one): dict(one.metadata.labels) for one in found}
+
+
+async def watch_jobs(api: client.ApiClient, seen: dict[str, dict[str, str]]) -> None:
+    """Note every Job and what it says last of whose it is."""
+    while True:
+        seen.update(await labelled(api))
+        await asyncio.sleep(0.2)
 
 
 async def call(workspace: Any, tool: str, **arguments: Any) -> Any:
@@ -190,44 +204,10 @@ async def test_a_pod_that_is_killed_in_the_middle_is_said(tmp_path: Path, bus: s
     assert await jobs_left(api) == []
 
 
-HOST = """
-import asyncio, sys
-from pathlib import Path
-from k8s.test_jobs import SAMPLE, bare
-from support.kube.reached import configured
-from moothall.wiring.trusted import open_hands
-
-async def main():
-    folder, bus = Path(sys.argv[1]), sys.argv[2]
-    async with open_hands(configured(folder, bus, ttl_seconds=0)) as hands:
-        base = await bare(folder, bus, hands, SAMPLE)
-        async with hands.workspaces.open(base, "one"):
-            print("open", flush=True)
-            await asyncio.sleep(600)
-
-asyncio.run(main())
-"""
-
-
-async def test_a_host_that_is_killed_leaves_no_job(tmp_path: Path, bus: str, api: client.ApiClient) -> None:
-    host = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", HOST, str(tmp_path), bus),
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert host.stdout is not None
-    async with asyncio.timeout(90):
-        while await host.stdout.readline() != b"open\n":
-            assert host.returncode is None
-    host.kill()
-    await host.wait()
-    assert await jobs_left(api, seconds=80) == []
-
-
 async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_here(
     tmp_path: Path, bus: str, model: ScriptedModel, api: client.ApiClient
 ) -> None:
-    diffs = []
+    diffs, seen = [], dict[str, dict[str, str]]()
     in_jobs = {
         "MOOTHALL_WORKSPACE__KIND": "kubernetes",
         "MOOTHALL_JOBS__IMAGE": os.environ["MOOTHALL_JOBS__IMAGE"],
@@ -241,10 +221,16 @@ async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_h
         await make_sample_repository(repo)
         command = Command(tmp_path / name / "data", model.base_url, {"MOOTHALL_RAY__MODE": "process", **extra})
         asked = ("deliberate", "--repo", str(repo), "--agents", "3", "--json", "Add hello_world() function to src/utils.py")
-        done = await command(*asked, seconds=900)  # about ten pods, one after the other's set-up: minutes on a busy machine
+        async with beside(watch_jobs(api, seen), "jobs"):
+            done = await command(*asked, seconds=900)  # about ten pods, one after the other's set-up: minutes on a busy machine
         assert done.code == 0, done.err
         assert done.document["proven"] is True
         assert len(done.document["results"]) == 3
+        assert bool(seen) == (name == "jobs")
         diffs.append((git(repo, "show", done.document["branch"], "--format="), done.document["results"][0]["checks"]))
     assert diffs[0] == diffs[1]
+    tasks = {labels["moothall/task"] for labels in seen.values() if "moothall/task" in labels}
+    assert len(tasks) == 1, seen
+    seats = {labels["moothall/seat"]: job for job, labels in seen.items() if "moothall/seat" in labels}
+    assert len(seats) == 3, f"each of three seats in a Job of its own: {seen}"
     assert await jobs_left(api) == []

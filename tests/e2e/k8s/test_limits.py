@@ -36,7 +36,7 @@ ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
 print(ended)
 sys.exit(any(ended))
 """
-# Above what the three containers of the pod may have together, 600 MB, below sandbox.disk_bytes, so that the node's count comes first.
+# Above what the pod may have, below sandbox.disk_bytes, so that the node's count comes first.
 FILL = "import time\nfor n in range(800):\n    open(f'{n}', 'wb').write(bytes(1_000_000))\ntime.sleep(150)"
 
 

@@ -91,7 +91,7 @@ def secrets(home: Home, folder: Path) -> str:
     certificate(home, "house")
     values = {
         "nats-accounts": {"accounts.conf": bus["accounts.conf"].read_text(encoding="utf-8")},
-        "moothall-bus": {name: bus[name].read_text(encoding="utf-8") for name in ("services.creds", "links.json")},
+        "moothall-bus": {name: path.read_text(encoding="utf-8") for name, path in bus.items()},
         "moothall": {"MOOTHALL_GRPC__TOKEN": TOKEN, "MOOTHALL_GRAPH__PASSWORD": PASSWORD},
         "moothall-tls": {f"tls.{end}": (home.keys / f"house.{end}").read_text(encoding="utf-8") for end in ("crt", "key")},
         "neo4j": {"NEO4J_AUTH": f"neo4j/{PASSWORD}"},

@@ -21,8 +21,8 @@ from moothall.domain.topic import Channel
 from moothall.errors import BusUnavailable, InvalidRequest, Permanent
 from moothall.testing.buckets import MemoryBlobs
 from moothall.testing.bus import MemoryBus
+from moothall.testing.bus_contract import consuming, letters, seat, seen
 from support.story import START, Remembering, full
-from support.taking import consuming, letters, seat, seen
 
 
 def packer(limit: int) -> Packer:

@@ -28,6 +28,7 @@ from moothall.guard.accounts import BUCKET, Accounts
 from moothall.planning.board import Board
 from moothall.planning.coach import StoryDraft
 from moothall.ports import Bus
+from moothall.telemetry import metrics
 from moothall.testing.bus import MemoryBus
 from support.council import CouncilHouse, finish, forever, open_council, scripted
 
@@ -222,14 +223,17 @@ async def test_a_host_tells_where_it_is_and_what_it_holds(tmp_path: Path) -> Non
         said, _ = await house.bus.ask(FLEET, {"ask": "state"}, 20)
         idle = load(HostState, said)
         assert (idle.name, idle.pid, idle.holds) == ("host", os.getpid(), ())
+        assert metrics.HOST_OLDEST.values["host",] == 0
         work = group.create_task(gone(host._work(Recorded(1, request(d)))))
         await until(lambda: bool(house.server.requests))
         said, _ = await house.bus.ask(FLEET, {"ask": "state"}, 20)
         [held] = load(HostState, said).holds
         assert held.task_id == d.task_id
         assert held.since >= began - 1
+        assert metrics.HOST_OLDEST.values["host",] == held.since
         running.cancel()
         work.cancel()
+    assert metrics.HOST_OLDEST.values["host",] == 0
 
 
 def test_a_memory_bus_is_a_bus_for_hosts() -> None:

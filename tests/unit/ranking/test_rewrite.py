@@ -139,6 +139,79 @@ def test_a_name_that_is_given_to_another_test_is_left(more: str) -> None:
     assert rewrite("tests/test_a.py", f"def test_x():\n    pass\n\n\n{text}", {("test_x",)}, "end", "seed")[1] == {("test_x",)}
 
 
+TWO = """import unittest
+
+
+class Base:
+    def test_a(self):
+        assert one() == 1
+
+
+class TestA(Base):
+    pass
+
+
+class TestA(unittest.TestCase):
+    def test_b(self):
+        assert two() == 2
+
+
+class Above(Base):
+    def test_a(self):
+        assert three() == 3
+
+
+class Beside:
+    def test_a(self):
+        assert four() == 4
+
+
+class TestC(Above, Beside):
+    pass
+
+
+class TestD(Base, Beside):
+    pass
+
+
+class TestE(unittest.TestCase):
+    async def test_a(self):
+        assert five() == 5
+
+    def test_b(self):
+        yield
+        assert six() == 6
+
+    @waited
+    async def test_c(self):
+        assert seven() == 7
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "changed"),
+    [
+        (("TestA", "test_a"), ""),  # the second class of that name has no such test
+        (("TestA", "test_b"), "two"),
+        (("TestC", "test_a"), "three"),
+        (("TestD", "test_a"), "one"),
+        (("TestE", "test_a"), ""),  # made, and never run
+        (("TestE", "test_b"), ""),
+        (("TestE", "test_c"), "seven"),
+    ],
+)
+def test_of_several_that_have_a_name_the_one_that_is_run_is_changed(names: tuple[str, ...], changed: str) -> None:
+    made, done = rewrite("test_a.py", TWO, frozenset({names}), "expect", "seed")
+    other = [line for line, before in zip(made.split("\n"), TWO.split("\n"), strict=False) if line != before]
+    assert (len(other), bool(done)) == ((1, True) if changed else (0, False))
+    assert all(f"{changed}()" in line for line in other)
+
+
+def test_a_test_of_go_that_a_text_holds_as_well_is_left() -> None:
+    text = OTHERS["a_test.go"][0]
+    assert rewrite("a_test.go", f"{text}\nvar a = `\n{text}`\n", frozenset({("TestSum",)}), "end", "seed")[1] == frozenset()
+
+
 def test_an_object_that_equals_all_is_not_asked_for() -> None:
     text = "from unittest.mock import ANY\n\n\ndef test_x():\n    assert f() == [1, ANY]\n"
     assert rewrite("test_a.py", text, frozenset({("test_x",)}), "expect", "seed") == (text, frozenset())
@@ -154,7 +227,8 @@ FILES = ["tests/test_a.py", "pkg/sub/a_test.go", "a_test.go", "src/lib.rs", "src
         ("test_a.TestA.test_x", [("tests/test_a.py", ("TestA", "test_x"), "")]),
         ("example.org/m/pkg/sub::TestX/inner", [("pkg/sub/a_test.go", ("TestX",), "example.org/m/pkg/sub::TestX")]),
         ("example.org/m::TestX", [("a_test.go", ("TestX",), "example.org/m::TestX")]),
-        ("m src/lib.rs::inner::tests::sums", [("src/lib.rs", ("sums",), ""), ("src/inner.rs", ("sums",), "")]),
+        ("m src/lib.rs::tests::sums", [("src/lib.rs", ("sums",), "")]),
+        ("m src/lib.rs::inner::tests::sums", [("src/inner.rs", ("sums",), "")]),
         ("test/a.test.js::above > sums", [("test/a.test.js", ("sums",), "")]),
         ("sums", []),
     ],
@@ -196,6 +270,14 @@ def test_other_languages_end_differently_by_a_number_alone(path: str) -> None:
     assert made["neutral"] != made["end"]
     assert re.sub(r"\d", "", made["neutral"]) == re.sub(r"\d", "", made["end"])
     assert made["neutral"].endswith("}\n" if path != "a.test.js" else "});\n")
+
+
+@pytest.mark.parametrize("path", [path for path in OTHERS if path != "a_test.go"])
+def test_a_test_in_a_remark_is_none(path: str) -> None:
+    text, name = OTHERS[path]
+    remark = "".join(f"  // {line}\n" for line in text.split("\n"))
+    assert rewrite(path, remark, frozenset({(name,)}), "end", "seed")[1] == frozenset()
+    assert rewrite(path, remark + text, frozenset({(name,)}), "end", "seed")[1] == frozenset({(name,)})
 
 
 def test_two_tests_of_one_title_are_left() -> None:

@@ -69,6 +69,8 @@ def test_what_hides_something(text: str, lines: list[int]) -> None:
         ("a.rs", "trait Told {\n    fn is_err(self) -> bool;\n}\n\nimpl<T> Told for Result<T, ()> {}", True),
         ("a.rs", "trait Shop {\n    fn discount(&self) -> i64;\n}\n\nimpl Shop for String {}", False),
         ("a.rs", "trait Holds {\n    fn contains(&self) -> bool;\n}\n\nimpl Holds for Basket {}", False),
+        ("a.rs", "trait Said {\n    fn to_vec(&self) -> bool;\n}\n\nimpl Said for [u8] {}", True),
+        ("a.rs", "trait Said {\n    fn to_small(&self) -> bool;\n}\n\nimpl Said for [u8] {}", False),
         ("a.rs", "impl From<Price> for String {}", False),
         ("a.py", "import traceback\nx = traceback.walk_tb(y)", True),
         ("a.py", "name = logger.findCaller()", True),

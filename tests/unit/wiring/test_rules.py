@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from moothall.config import ForgeSettings, GuardSettings, OidcSettings, RaySettings, Settings, WebhookSettings
+from moothall.config import BusSettings, ForgeSettings, GuardSettings, OidcSettings, RaySettings, Settings, WebhookSettings
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, Refused
 from moothall.guard.approvals import Approvals, Subject
@@ -98,6 +98,11 @@ def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
     secret = SecretStr("a secret of these tests")
     forge, webhook = ForgeSettings(token=secret), WebhookSettings(url="https://hooks.example", secret=secret)
     told = for_hosts(far.model_copy(update={"forge": forge, "webhook": webhook, "oidc": OidcSettings(client_secret=secret)}))
+    scoped = far.model_copy(
+        update={"ray": RaySettings(address="head:6379", credentials=SecretStr("a host")), "bus": BusSettings(credentials=secret)}
+    )
+    assert for_hosts(scoped).bus.credentials == SecretStr("a host")
+    assert secret.get_secret_value().encode() not in pickle.dumps(for_hosts(scoped)), "nor what the house comes to the bus with"
     assert secret.get_secret_value().encode() not in pickle.dumps(told), "what doors and commands need travels to nobody"
 
 

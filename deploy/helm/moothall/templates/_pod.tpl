@@ -33,8 +33,7 @@ MOOTHALL_DATA_DIR: /data/moothall
 MOOTHALL_BUS__URL: nats://nats.{{ .Release.Namespace }}:4222
 MOOTHALL_BUS__REPLICAS: {{ .Values.nats.replicas | quote }}
 MOOTHALL_BUS__WAIT_SECONDS: "120"
-MOOTHALL_BUS__CREDENTIALS_FILE: /etc/moothall/bus/services.creds
-MOOTHALL_JOBS__LINK_KEYS_FILE: /etc/moothall/bus/links.json
+MOOTHALL_BUS__CREDENTIALS_FILE: /etc/moothall/bus/bus.creds
 MOOTHALL_WORKSPACE__KIND: kubernetes
 MOOTHALL_JOBS__NAMESPACE: {{ .Values.workspaces.namespace }}
 MOOTHALL_JOBS__IMAGE: {{ .Values.images.workspace | quote }}

@@ -1,4 +1,4 @@
-"""Who may do what on a bus of one's own: an operator, the house's account, and a user for each link, minted by a host.
+"""Who comes in on a bus of one's own: an operator, the house's account, a user for each role, and one for each link, minted by a host.
 
 Tokens are NATS's own JWTs. The key with which hosts mint is one of the account's signing keys with a scope: whatever a host writes into
 a token that it signs, the server allows its user the two subjects of the link that the user is named after, and nothing else.
@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import nkeys
 
 from moothall.bus import registry
+from moothall.bus.nats.permissions import USERS, claims
 from moothall.domain.topic import Channel
 from moothall.errors import ConfigurationError
 
@@ -33,16 +35,27 @@ _CREDENTIALS = """-----BEGIN NATS USER JWT-----
 ------END USER NKEY SEED------
 """
 
+FILES: Mapping[str, str] = {
+    "accounts.conf": "include it in the configuration of each nats-server",
+    "services.creds": "bus.credentials_file of whoever does everything",
+    **{f"{name}.creds": f"bus.credentials_file of {user.about}" for name, user in USERS.items()},
+    "links.json": "jobs.link_keys_file of hosts and tools: each workspace's link gets credentials of its own",
+}
+"""What each of the files is for."""
 
-def make(folder: Path) -> dict[str, Path]:
+
+def make(folder: Path, renew: Path | None = None) -> dict[str, Path]:
     """Make an operator with the house's account; write what the servers, the services and the hosts each need of it.
 
-    Returns the files by their name: `accounts.conf` (include it in the servers' configuration), `services.creds` (`bus.credentials_file`),
-    `links.json` (`jobs.link_keys_file`), all 0600. The operator's own key is not kept: to change something, make all anew.
-    Raises `ConfigurationError` where one of them is there already or cannot be written.
+    Returns the files by their name, which are those of `FILES`, all 0600. With `renew`, an `accounts.conf` of before, the account is that one, so that all that
+    is stored stays its own, and what was issued for it until now is refused. No other key is kept: the operator's is made anew each time.
+    Raises `ConfigurationError` where one of them is there already or cannot be written, or `renew` is not what we wrote.
     """
-    operator, system, account = _key(nkeys.PREFIX_BYTE_OPERATOR), _key(nkeys.PREFIX_BYTE_ACCOUNT), _key(nkeys.PREFIX_BYTE_ACCOUNT)
-    hosts, services = _key(nkeys.PREFIX_BYTE_ACCOUNT), _key(nkeys.PREFIX_BYTE_USER)
+    now = int(time.time())
+    system, account = (
+        _accounts(renew) if renew else (_public(_key(nkeys.PREFIX_BYTE_ACCOUNT)), _public(_key(nkeys.PREFIX_BYTE_ACCOUNT)))
+    )
+    operator, issuer, hosts = _key(nkeys.PREFIX_BYTE_OPERATOR), _key(nkeys.PREFIX_BYTE_ACCOUNT), _key(nkeys.PREFIX_BYTE_ACCOUNT)
     link = registry.literal(Channel.LINK.of("x")).removesuffix("x") + "{{name()}}"
     scope = {
         "kind": "user_scope",
@@ -50,18 +63,18 @@ def make(folder: Path) -> dict[str, Path]:
         "role": "links",
         "template": {"pub": {"allow": [f"{link}-out"]}, "sub": {"allow": [f"{link}-in"]}, **_FREE},
     }
-    own = _token(operator, _public(operator), "moothall", {"type": "operator", "system_account": _public(system)})
-    systems = _token(
-        operator, _public(system), "system", {"type": "account", "limits": {**_ACCOUNT, "disk_storage": 0, "mem_storage": 0}}
-    )
-    house = {"type": "account", "limits": _ACCOUNT, "signing_keys": [scope]}
-    houses = _token(operator, _public(account), "house", house)
-    user = _token(account, _public(services), "services", {"type": "user", **_FREE})
-    preload = f"{_public(system)}: {systems}\n  {_public(account)}: {houses}"
+    own = _token(operator, _public(operator), "moothall", {"type": "operator", "system_account": system})
+    systems = _token(operator, system, "system", {"type": "account", "limits": {**_ACCOUNT, "disk_storage": 0, "mem_storage": 0}})
+    house = {"type": "account", "limits": _ACCOUNT, "signing_keys": [_public(issuer), scope]}
+    if renew:
+        house["revocations"] = {"*": now - 1}  # what is issued in the second that is named is revoked too
+    houses = _token(operator, account, "house", house)
+    preload = f"{system}: {systems}\n  {account}: {houses}"
     texts = {
         "accounts.conf": f"operator: {own}\nresolver: MEMORY\nresolver_preload: {{\n  {preload}\n}}\n",
-        "services.creds": _CREDENTIALS.format(token=user, seed=services.seed.decode()),
-        "links.json": json.dumps({"account": _public(account), "seed": hosts.seed.decode()}),
+        "services.creds": _credentials(issuer, account, "services", _FREE),
+        **{f"{name}.creds": _credentials(issuer, account, name, {**_FREE, **claims(name)}) for name in USERS},
+        "links.json": json.dumps({"account": account, "seed": hosts.seed.decode()}),
     }
     files = {name: folder / name for name in texts}
     try:
@@ -79,15 +92,43 @@ def mint(keys: str, name: str, seconds: int) -> str:
 
     Raises `ConfigurationError` where it does not.
     """
+    signer, account = _read(keys)
+    return _credentials(signer, account, name, {}, until=int(time.time()) + seconds)
+
+
+def _accounts(conf: Path) -> tuple[str, str]:
+    """Return the system's account and the house's, of an `accounts.conf`. Raises `ConfigurationError`."""
+    try:
+        text = conf.read_text(encoding="utf-8")
+        _, body, _ = re.findall(r"^operator: (\S+)$", text, re.MULTILINE)[0].split(".")
+        system = json.loads(base64.urlsafe_b64decode(body + "=="))["nats"]["system_account"]
+        [house] = {*re.findall(r"^ *(A[A-Z2-7]{55}): ", text, re.MULTILINE)} - {system}
+    except OSError as error:
+        raise ConfigurationError(
+            f"{error.filename}: {error.strerror}; name the accounts.conf that the servers have now"
+        ) from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConfigurationError(f"{conf} is not the accounts.conf that `moothall bus keys` wrote") from error
+    return str(system), house
+
+
+def _credentials(signer: Any, account: str, name: str, more: Mapping[str, Any], until: int | None = None) -> str:
+    user = _key(nkeys.PREFIX_BYTE_USER)
+    token = _token(signer, _public(user), name, {"type": "user", "issuer_account": account, **more}, until)
+    return _CREDENTIALS.format(token=token, seed=user.seed.decode())
+
+
+def account_of(keys: str) -> str:
+    """Return the account of which `keys` are. Raises `ConfigurationError`."""
+    return _read(keys)[1]
+
+
+def _read(keys: str) -> tuple[Any, str]:
     try:
         said = json.loads(keys)
-        signer, account = nkeys.from_seed(bytearray(said["seed"].encode())), str(said["account"])
+        return nkeys.from_seed(bytearray(said["seed"].encode())), str(said["account"])
     except (ValueError, KeyError, TypeError, AttributeError, nkeys.NkeysError) as error:
         raise ConfigurationError("jobs.link_keys is not what `moothall bus keys` wrote into links.json") from error
-    user = _key(nkeys.PREFIX_BYTE_USER)
-    claims = {"type": "user", "issuer_account": account}
-    token = _token(signer, _public(user), name, claims, until=int(time.time()) + seconds)
-    return _CREDENTIALS.format(token=token, seed=user.seed.decode())
 
 
 def _key(kind: int) -> Any:

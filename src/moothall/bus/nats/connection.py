@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
+from base64 import urlsafe_b64decode
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from nats.aio.client import RawCredentials
 from nats.aio.msg import Msg
 
 from moothall.bus.nats.lean import LeanClient, heed_cancel
+from moothall.bus.nats.permissions import INBOX, inbox
 from moothall.config import BusSettings
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.telemetry import get_logger
@@ -29,6 +32,7 @@ BEAT = 1.0
 EXPIRES = 30.0
 _LOOK = 0.25
 _DATA_REPLY = "$JS.ACK."
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class ConsumerGone(Exception):
@@ -85,6 +89,16 @@ async def _probe(servers: list[str]) -> None:
     )
 
 
+def _inbox_of(credentials: str) -> str:
+    """Return where the user of these credentials may hear answers: a place of its own, which the house's permissions go by."""
+    try:
+        token = credentials.split("-----")[2].strip().split(".")[1]
+        name = str(json.loads(urlsafe_b64decode(token + "=="))["name"])
+    except (ValueError, LookupError, TypeError):
+        return INBOX
+    return inbox(name) if _NAME.fullmatch(name) else INBOX
+
+
 @asynccontextmanager
 async def connection(settings: BusSettings, url: str, *, on_lost: Callable[[], None]) -> AsyncIterator[LeanClient]:
     """Connect; lost connections come back by themselves for as long as it takes, after `on_lost` was called.
@@ -99,7 +113,8 @@ async def connection(settings: BusSettings, url: str, *, on_lost: Callable[[], N
         raise ConfigurationError("bus.url is not a URL such as nats://host:4222") from error
 
     async def on_error(error: Exception) -> None:
-        log.debug("bus client", error=str(error) or type(error).__name__)
+        refused = "permissions violation" in str(error).lower()
+        (log.warning if refused else log.debug)("bus client", error=str(error) or type(error).__name__)
 
     closing = False
 
@@ -111,6 +126,7 @@ async def connection(settings: BusSettings, url: str, *, on_lost: Callable[[], N
     async def on_back() -> None:
         log.info("bus connection is back")
 
+    credentials = settings.credentials.get_secret_value() if settings.credentials else None
     client = LeanClient()
     try:
         async with asyncio.timeout(2 * PROBE_SECONDS):
@@ -129,7 +145,8 @@ async def connection(settings: BusSettings, url: str, *, on_lost: Callable[[], N
                     max_outstanding_pings=2,
                     pending_size=16 * 1024 * 1024,
                     token=settings.token.get_secret_value() if settings.token else None,
-                    user_credentials=RawCredentials(settings.credentials.get_secret_value()) if settings.credentials else None,
+                    user_credentials=RawCredentials(credentials) if credentials else None,
+                    inbox_prefix=_inbox_of(credentials or ""),
                 )
             )
     except (nats.errors.Error, TimeoutError, OSError) as error:

@@ -218,7 +218,10 @@ class Taking:
         extra = {"about": registry.about(message.subject), "deliveries": str(place.deliveries), "place": str(place.number)}
         if self._is_fresh(message, place):
             extra["fresh"] = "1"
-        return batching.records_of(place.seq, await self.packer.unpack_all(message.data), extra)
+        found = await self.packer.unpack_all(message.data)
+        if self.spec.stream != WORK.name:  # work is sent as what was recorded elsewhere
+            found = batching.heed_subject(found, message.subject)
+        return batching.records_of(place.seq, found, extra)
 
     async def _bury(self, message: Msg, why: Bury) -> Bury | Nak:
         """Store the dead letter first; only then is the message given up."""

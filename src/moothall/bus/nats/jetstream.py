@@ -152,7 +152,7 @@ class JetStreamBus:
 
     async def _events_of(self, stream: str, raw: Raw) -> list[Recorded]:
         try:
-            found = await self._packer.unpack_all(raw.data)
+            found = batching.heed_subject(await self._packer.unpack_all(raw.data), raw.subject)
         except InvalidRequest as error:
             found = [error]
         records = batching.records_of(raw.seq, found, {"about": registry.about(raw.subject), "time": raw.time.isoformat()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 import nats.errors
 from nats.js import JetStreamContext, api
@@ -27,6 +28,8 @@ _OTHER_CONFIGURATION = 10058
 _UNAVAILABLE = 503
 _NO_PEERS, _NO_LEADER = 10005, 10009
 _AT_ONCE, _LOOK_SECONDS = 0.01, 0.3
+_WINDOW = 120.0
+"""The server's own `duplicate_window`, said so that what is there is what is wanted."""
 
 
 def _stream_config(spec: StreamSpec, settings: BusSettings) -> api.StreamConfig:
@@ -57,11 +60,21 @@ def _bucket_config(spec: BucketSpec, settings: BusSettings) -> api.StreamConfig:
         discard=api.DiscardPolicy.NEW,
         storage=api.StorageType.FILE,
         num_replicas=settings.replicas,
+        duplicate_window=_WINDOW,
         allow_direct=True,
     )
 
 
+def _is_so(found: api.Base, wanted: api.Base) -> bool:
+    """Whether what is there says all that is wanted: whoever may only use it has nothing to ask for then."""
+    known = found.as_dict()
+    return all(known.get(name) == value for name, value in wanted.as_dict().items())
+
+
 async def _ensure_stream(js: JetStreamContext, config: api.StreamConfig) -> None:
+    with suppress(NotFoundError):
+        if _is_so((await heed_cancel(js.stream_info(config.name or ""))).config, config):
+            return
     try:
         await heed_cancel(js.add_stream(config))
     except BadRequestError as error:
@@ -84,6 +97,10 @@ async def ensure_durable(
         filter_subjects=list(spec.filters),
         max_ack_pending=10_000,
     )
+    with suppress(NotFoundError):
+        info: api.ConsumerInfo = await heed_cancel(js.consumer_info(spec.stream, spec.name))
+        if _is_so(info.config, config):
+            return info
     return await heed_cancel(js.add_consumer(spec.stream, config=config))
 
 
@@ -134,6 +151,7 @@ async def ensure(js: JetStreamContext, settings: BusSettings, *, alone: bool = F
                 discard=api.DiscardPolicy.NEW,
                 storage=api.StorageType.FILE,
                 num_replicas=settings.replicas,
+                duplicate_window=_WINDOW,
                 allow_direct=True,
             ),
         )
@@ -145,4 +163,6 @@ async def ensure(js: JetStreamContext, settings: BusSettings, *, alone: bool = F
             ) from error
         raise ConfigurationError(f"the bus holds something in the place of our streams: {error.description}") from error
     except (nats.errors.Error, TimeoutError) as error:
-        raise BusUnavailable(f"the bus did not set up its streams: {reason(error)} Is JetStream on?") from error
+        raise BusUnavailable(
+            f"the bus did not set up its streams: {reason(error)} Is JetStream on, and may these credentials make them?"
+        ) from error

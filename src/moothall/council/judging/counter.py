@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -13,6 +13,8 @@ from typing import Any
 
 from moothall.config import LimitSettings
 from moothall.council.facts import Facts
+from moothall.council.judging.lenient import find_lenient
+from moothall.council.judging.rewritten import Rewriting, Rewritten, Run
 from moothall.council.judging.runs import TEXT_LIMIT, FreshRuns
 from moothall.domain.evidence import COUNTER, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
@@ -20,10 +22,9 @@ from moothall.domain.proposal import Proposal
 from moothall.errors import NotFound, WorkspaceFailed
 from moothall.guard.alerts import Alert, alert_event
 from moothall.inside.checks import INSTEAD, hidden_tests
-from moothall.ranking.assess import HIT_LIMIT
 from moothall.ranking.authors import containers
 from moothall.ranking.gates import name_cases
-from moothall.ranking.rewriting.rewrite import FORMS, KINDS, CasePlace, Form, Kind, places, rewrite
+from moothall.ranking.rewriting.rewrite import FORMS, KINDS, CasePlace, Form, Kind, holds, places, rewrite
 from moothall.ranking.rewriting.shown import rewrite_shown as shown_as
 from moothall.ranking.screening.equals import says_what_is_equal
 from moothall.ranking.syntax.diffs import file_diffs
@@ -44,47 +45,12 @@ _UNTOUCHED = Verdict.MISSING, "none of the tests that prove it could be put in o
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
-    """The tests in one kind of other words: files, and by check the cases that a verdict is expected of. `shown`: what the disk has of them
-    where the runner alone knows them, in place of the tests as they were.
-    """
-
-    files: Mapping[str, str]
-    cases: Mapping[str, tuple[str, ...]]
-    shown: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Proving:
     """What proves a candidate: cases that were red on the base, and with those that another seat brought the diff that has them."""
 
     cases: Sequence[str]
     extra: str = ""
     tests: Sequence[str] = ()
-
-
-_Run = Callable[[str, Rewritten], Coroutine[Any, Any, Mapping[str, CheckRun]]]
-"""Runs the cases of a kind in a workspace of that name."""
-_Rewriting = Callable[..., Awaitable[Rewritten]]
-"""Puts cases in other words: of a kind, and in a form."""
-
-
-def _results(made: Rewritten, runs: Mapping[str, CheckRun]) -> list[tuple[str, str]]:
-    """The cases of which a verdict is expected, with what became of them; empty where nothing was told, or only that time ran out."""
-
-    def became(run: CheckRun, case: str) -> str:
-        return "" if HIT_LIMIT in run.details.get(case, "") else run.cases.get(case, "")
-
-    return [(case, became(runs[check], case)) for check, cases in made.cases.items() for case in cases]
-
-
-def _told(made: Rewritten, runs: Mapping[str, CheckRun]) -> list[tuple[str, str]]:
-    """The same of a run in which something has to turn red: what was not run at all did not. Raises `WorkspaceFailed`."""
-    found = _results(made, runs)
-    if found and not any(result for _, result in found):
-        why = next((run.output.partition("\n")[0][:200] for run in runs.values() if run.status != "success"), "")
-        raise WorkspaceFailed(f"none of its tests was told of{': ' if why else ''}{why}")
-    return found
 
 
 class _RedAlone(Exception):
@@ -200,12 +166,14 @@ class CounterProof:
             if wrong is not None:
                 return wrong
             break
+        if why := await find_lenient(run, kinds, cases, rewriting, own=own):
+            return Verdict.ERRORED, why, ()
         if own and (left := await self._unsure(cases, rewriting, files)):
             why = f"the patch says itself what is equal ({own}), and no expectation of these could be changed: {name_cases(left)}"
             return Verdict.ERRORED, why, ()
         return self._count_followed(kinds, len(cases))
 
-    async def _unsure(self, cases: Sequence[str], rewriting: _Rewriting, files: Sequence[str]) -> list[str]:
+    async def _unsure(self, cases: Sequence[str], rewriting: Rewriting, files: Sequence[str]) -> list[str]:
         """Return the cases of which no expectation can be another one: nothing but what the patch says itself may be what they hold by."""
         sure = await rewriting(cases, "expect", form="sure")
         changed = {case for some in sure.cases.values() for case in some}
@@ -213,10 +181,10 @@ class CounterProof:
 
     async def _find_against(
         self,
-        run: _Run,
+        run: Run,
         kinds: Mapping[Kind, Rewritten],
         found: Mapping[Kind, Mapping[str, CheckRun]],
-        rewriting: _Rewriting,
+        rewriting: Rewriting,
         *,
         own: bool,
     ) -> tuple[Verdict, str, Sequence[str]] | None:
@@ -243,7 +211,7 @@ class CounterProof:
                         (),
                     )
             else:
-                wrong = [case for case, result in _told(made, found[kind]) if result == "passed"]
+                wrong = [case for case, result in made.told(found[kind]) if result == "passed"]
             if wrong and kind == "expect":
                 wrong, lenient = await self._sort_forged(run, made, wrong, rewriting, own=own)
                 if lenient and not wrong:
@@ -267,14 +235,14 @@ class CounterProof:
         ends = f"{turn} {'turns' if turn == 1 else 'turn'} red with another end"
         return Verdict.PASSED, f"{words} and {ends}; {values}{left}", ()
 
-    async def _sort_red(self, run: _Run, made: Rewritten, runs: Mapping[str, CheckRun]) -> tuple[list[str], list[str], list[str]]:
+    async def _sort_red(self, run: Run, made: Rewritten, runs: Mapping[str, CheckRun]) -> tuple[list[str], list[str], list[str]]:
         """Return the cases that are red in other words that mean the same, those that were not told of, and those that are red as they
         are written, too: what fails by itself, or without others, tells nothing. All of them twice.
         """
-        if all(result == "passed" for _, result in _results(made, runs)):
+        if all(result == "passed" for _, result in made.results(runs)):
             return [], [], []
-        control = dict(_results(made, await run("control", Rewritten({}, made.cases))))
-        again = dict(_results(made, await run("again", made)))
+        control = dict(made.results(await run("control", Rewritten({}, made.cases))))
+        again = dict(made.results(await run("again", made)))
         left = [case for case, result in again.items() if result != "passed"]
         wrong = [case for case in left if control[case] == "passed"]
         mute = [case for case in left if control[case] != "passed"]
@@ -282,10 +250,10 @@ class CounterProof:
 
     async def _sort_forged(
         self,
-        run: _Run,
+        run: Run,
         made: Rewritten,
         green: Sequence[str],
-        rewriting: _Rewriting,
+        rewriting: Rewriting,
         *,
         own: bool,
     ) -> tuple[list[str], list[str]]:
@@ -296,17 +264,17 @@ class CounterProof:
         forms = {form: replace(made, files={**made.files, **other.files}, cases=other.cases) for form, other in forms.items()}
         async with asyncio.TaskGroup() as group:
             tasks = {form: group.create_task(run(f"expect-{form}", other)) for form, other in forms.items()}
-        again, plain = (dict(_told(forms[form], tasks[form].result())) for form in FORMS)
+        again, plain = (dict(forms[form].told(tasks[form].result())) for form in FORMS)
         steady = [case for case in green if again.get(case, "passed") == "passed"]
         wrong = [case for case in steady if plain.get(case, "passed" if own else "") == "passed"]
-        return wrong, [case for case in steady if case not in wrong]
+        return wrong, [case for case in (green if own else steady) if case not in wrong]
 
-    async def _reads(self, run: _Run, made: Rewritten, wrong: Sequence[str], rewriting: _Rewriting) -> bool:
+    async def _reads(self, run: Run, made: Rewritten, wrong: Sequence[str], rewriting: Rewriting) -> bool:
         """Whether these are red too where nothing but their lines, and what the disk shows of them, is another: the code may read there what
         is expected, or a test its own text.
         """
         still = await rewriting(wrong, "neutral", form="still")
-        found = dict(_results(still, await run("still", replace(made, files={**made.files, **still.files}, cases=still.cases))))
+        found = dict(still.results(await run("still", replace(made, files={**made.files, **still.files}, cases=still.cases))))
         return all(found.get(case, "passed") != "passed" for case in wrong)
 
     async def _changed_texts(self, diff: str, own_tests: Iterable[str]) -> dict[str, str]:
@@ -346,19 +314,22 @@ class CounterProof:
                 wanted.setdefault(place.path, []).append(place)
         files: dict[str, str] = {}
         seen: dict[str, None] = {}
+        left: set[str] = set()
         for path, found in wanted.items():
             text = changed.get(path) or await self._read(path)
-            if len(text) >= TEXT_LIMIT or "\ufffd" in text:
-                continue  # not all of it, or not as it is
-            made, done = rewrite(path, text, {place.names for place in found}, kind, digest(seed, path), form=form)
+            made, done = text, frozenset[tuple[str, ...]]()
+            if len(text) < TEXT_LIMIT and "\ufffd" not in text:  # all of it, and as it is
+                made, done = rewrite(path, text, {place.names for place in found}, kind, digest(seed, path), form=form)
             if done and made != text:
                 files[path] = made
                 seen |= {place.case: None for place in found if place.names in done}
+            left |= {place.case for place in found if place.names not in done and holds(place, text)}
         by_check: dict[str, tuple[str, ...]] = {}
         for case in seen:
-            check = self._check_of(case)
-            by_check[check] = (*by_check.get(check, ()), case)
-        return Rewritten(files, by_check)
+            if case not in left:  # else the one that runs may be that of another file, for another system or of another package
+                check = self._check_of(case)
+                by_check[check] = (*by_check.get(check, ()), case)
+        return Rewritten(files if by_check else {}, by_check)
 
     async def _hidden_endings(self, check: str) -> tuple[str, ...]:
         """How the files end that the disk need not have as a check runs them, so that code which reads them finds others."""

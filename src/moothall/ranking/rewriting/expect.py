@@ -9,12 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from moothall.ranking.rewriting.tables import expected_cells
+from moothall.ranking.rewriting.tables import SMALL, expected_cells
 from moothall.ranking.syntax.statements import arguments, is_outermost
 
 _LITERAL = re.compile(
-    r'\s*(?:(?P<number>-?(?:0|[1-9][0-9]{0,8}))(?P<kind>[iu](?:8|16|32|64|128|size))?|(?P<quote>["\'])(?P<text>(?:(?!(?P=quote))[^\\\n{}])*)(?P=quote))\s*'
+    r'\s*(?:(?P<number>-?(?:[0-9]{1,5}\.[0-9]+|0|[1-9][0-9]{0,8}))(?P<kind>[iu](?:8|16|32|64|128|size))?|(?P<quote>["\'])(?P<text>(?:(?!(?P=quote))[^\\\n{}])*)(?P=quote))\s*'
 )
+_LARGEST = (127, 255, 32_767, 65_535)
+"""Of the types of small numbers: a larger one could not be built."""
+_HOLDER = re.compile(r"\b(?:assert|require) :?= (?P<made>(?:assert|require)\.New\()?")
+"""How an object is made that has the test in it, and is not given it again: testify's is known."""
 _EARLY = re.compile(r"\breturn\b|\b[sS]kip\w*\b|\bgoto\b|\bexit\b|\bExit\b|\bplan\b")
 _CALLS = {
     ".rs": re.compile(r"\bassert_eq!\s*\("),
@@ -22,33 +26,59 @@ _CALLS = {
     "": re.compile(r"(?<![.\w])assert\.(?:strictEqual|equal|deepStrictEqual|deepEqual)\(|(?<![.\w])expect\("),
 }
 _MATCHER = re.compile(r"\s*\.(?:toBe|toEqual|toStrictEqual|to\.equal|to\.eql|to\.be)\(")
-_IF = re.compile(
-    r"\bif (?:[^;{}\n]+; *)?[^;{}\n&|]+ != (?P<literal>-?[0-9]+|\"[^\"\\\n]*\") *\{\s*\w+\.(?:Fatalf?|Errorf?|Fail|FailNow)\("
-)
+_TOLD = r"\w+\.(?:Fatalf?|Errorf?|Fail|FailNow)\("
+_IFS = {
+    ".go": re.compile(
+        rf"\bif (?:[^;{{}}\n]+; *)?[^;{{}}\n&|]+ != (?P<literal>-?[0-9]+|\"[^\"\\\n]*\") *\{{\s*{_TOLD}"
+        rf"|\bif (?:[^;\n]+; *)?math\.Abs\([^;\n&|]+?\s?-\s?(?P<near>[0-9.]+)\) >=? {SMALL} *\{{\s*{_TOLD}"
+    ),
+    ".rs": re.compile(rf"\bif \([^;{{}}\n|]+ - (?P<near>[0-9.]+)\)\.abs\(\) >=? {SMALL} *\{{\s*panic!"),
+    "": re.compile(
+        rf"\bif \(Math\.abs\([^;{{}}\n&|]+ - (?P<near>[0-9.]+)\) >=? {SMALL}\) *\{{?\s*(?:throw\b|assert\.fail\()"
+        rf"|(?<![.\w])assert(?:\.ok)?\(!\(Math\.abs\([^;{{}}\n&|]+ - (?P<denied>[0-9.]+)\) >=? {SMALL}\)"
+    ),
+}
+"""What fails where something is not what is expected: a value that is no number is not farther from one than from another."""
 
 
-def expect_other(ending: str, body: str, word: str, number: int, *, sure: bool = False) -> str:
+def expect_other(ending: str, body: str, word: str, number: int, form: str = "") -> str:
     """Return the body of a test with other expectations, '' where none can be changed. `ending` is the file's: .go, .rs, else a script's.
-    `sure`: not where 0 or 1 is expected of an operator, which may give that for all.
+    In the form `sure` not where 0 or 1 is expected of an operator, which may give that for all.
     """
     ending = ending if ending in _CALLS else ""
     early = _EARLY.search(body)
     until = early.start() if early else len(body)
-    found = {*_literals(ending, body, until, sure=sure), *expected_cells(ending, body, until, _LITERAL)}
+    found = {*_literals(ending, body, until, sure=form == "sure"), *expected_cells(ending, body, until, _LITERAL)}
     places = sorted((place for place in found if _LITERAL.fullmatch(body, *place)), reverse=True)
     text = body
     for start, end in places:
-        text = text[:start] + _other(text[start:end], word, number) + text[end:]
+        text = text[:start] + _other(text[start:end], word, number, turned=not form) + text[end:]
     return text if places else ""
 
 
-def _other(literal: str, word: str, number: int) -> str:
+def _other(literal: str, word: str, number: int, *, turned: bool) -> str:
+    """Return another value; of a text one that is as long and has the same letters, where it is to be `turned`."""
     found = _LITERAL.fullmatch(literal)
     if found is None:
         raise AssertionError("only literals are changed")
-    if found["number"]:
-        return literal.replace(found["number"], str(int(found["number"]) + number), 1)
-    return literal.replace(f"{found['quote']}{found['text']}", f"{found['quote']}{found['text']}{word}", 1)
+    if said := found["number"]:
+        if "." in said:
+            return literal.replace(said, str(float(said) + number), 1)
+        value = int(said)
+        too_large = any(value <= most < value + number for most in _LARGEST)
+        return literal.replace(said, str(value - number if too_large else value + number), 1)
+    quote, said = found["quote"], found["text"]
+    other = said[::-1] if turned and said != said[::-1] else said + word
+    return literal.replace(quote + said, quote + other, 1)
+
+
+def _of_testify(body: str, given: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the expected and the actual; none where what it is told of may be another than the test."""
+    if holder := _HOLDER.search(body):
+        return given[:2] if holder["made"] else []
+    test = body[slice(*given[0])].strip() if given else ""
+    own = test.isidentifier() and not re.search(rf"\b{test}\b *:?=", body)
+    return given[1:3] if own and len(given) >= 3 else []  # noqa: PLR2004 - t, the expected and the actual
 
 
 def _is_rest(body: str, wanted: Sequence[tuple[int, int]]) -> bool:
@@ -69,14 +99,13 @@ def _literals(ending: str, body: str, until: int, *, sure: bool) -> Iterator[tup
             given = list(arguments(ending, body, matcher.end() - 1)) if matcher else []
             wanted = given[:1] if len(given) == 1 else []
         elif ending == ".go":
-            wanted = given[1:3] if len(given) >= 3 else []  # noqa: PLR2004 - t, the expected and the actual
+            wanted = _of_testify(body, given)
         else:
             wanted = given[:2] if len(given) >= 2 else []  # noqa: PLR2004 - two that are compared; a message may follow
         if sure and _is_rest(body, wanted):
             continue
         plain = [(start, end) for start, end in wanted if _LITERAL.fullmatch(body, start, end)]
         yield from plain[-1:] if len(plain) < len(wanted) or "expect" in match[0] else ()
-    if ending == ".go":
-        for match in _IF.finditer(body, 0, until):
-            if is_outermost(ending, body, match.start()):
-                yield match.span("literal")
+    for match in _IFS[ending].finditer(body, 0, until):
+        if is_outermost(ending, body, match.start()):
+            yield next(match.span(name) for name, said in match.groupdict().items() if said)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-HELPERS = """
+from moothall.ranking.rewriting.near import HELPER
+
+HELPERS = (
+    """
 
 class {name}_error(Exception):
     pass
@@ -76,6 +79,8 @@ def {name}_alike(value, depth):
     except Exception:
         return object()
 """
+    + HELPER
+)
 """What is put behind a test file. `made` says what becomes of a value whose type says itself what it is equal to: `unlike`, something that
 is equal to nothing, or `alike`, one of the same type with other attributes, from which a type that is equal to all of its kind is told.
 `differs` and `lacks` ask whether a value is another than itself, and whether it lacks what it holds."""

@@ -5,26 +5,28 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from moothall.ranking.rewriting.find import Function, Target, find_functions, inner
+from moothall.ranking.rewriting.near import ask_near
 from moothall.ranking.rewriting.other import HELPERS
 from moothall.ranking.rewriting.other import other as other_value
+from moothall.ranking.rewriting.places import calls, certain, fails, parameters, uses
 from moothall.ranking.rewriting.unlike import (
     Unlike,
     approximate,
     begins,
     close,
     denied,
+    far,
     is_literal,
     is_rest,
     make_unlike,
     no_instance,
 )
 
-Target = tuple[str, ...]
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Edit = tuple[int, int, bytes]
 _SIMPLE = (ast.Assert, ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete, ast.Pass, ast.Import, ast.ImportFrom)
 _EQUAL = frozenset(
@@ -56,7 +58,6 @@ _RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assertRaise
 _WARNS = frozenset({"warns", "assertWarns", "assertWarnsRegex", "deprecated_call"})
 FURTHER = 7
 """How much more a number differs where a test is put in other words again."""
-_SWALLOWS = re.compile(r"raises|suppress|warns|ignor|expect|xfail|skip|catch|retry", re.IGNORECASE)
 _LOOSE = re.compile(r"\bANY\b|dirty_equals|\bIs[A-Z]\w*|\bAny\w*\(")
 
 
@@ -73,7 +74,7 @@ def rewrite_python(
     writer = _Writer(text, word, name, number, form)
     done: set[Target] = set()
     for target in sorted(targets):
-        for function in _functions(tree, target):
+        for function in find_functions(tree, target):
             edits = writer.expect(function) if kind == "expect" else writer.body(function)
             if edits:
                 writer.edits += edits
@@ -88,55 +89,7 @@ def rewrite_python(
     return made, frozenset(done)
 
 
-def _functions(tree: ast.Module, target: Target) -> Iterator[_Function]:
-    """The function that a test's names lead to; where its class only inherits it, that of the class above in the same file."""
-    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    body: Sequence[ast.stmt] = tree.body
-    for name in target[:-1]:
-        inner = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == name), None)
-        if inner is None:
-            return
-        body = inner.body
-    waiting, seen = [body], 0
-    while waiting and seen < len(classes) + 1:
-        body, seen = waiting.pop(0), seen + 1
-        found = [node for node in body if isinstance(node, _Function) and node.name == target[-1]]
-        if found:
-            if not any(_binds(node, target[-1]) for node in _scope(ast.Module([*body], [])) if node not in found):
-                yield found[-1]
-            return
-        holder = next((node for node in classes.values() if node.body is body), None)
-        waiting += [
-            classes[base.id].body
-            for base in (holder.bases if holder else ())
-            if isinstance(base, ast.Name) and base.id in classes
-        ]
-
-
-def _binds(node: ast.AST, name: str) -> bool:
-    """Whether a statement gives a name to something else: then that is what is run."""
-    match node:
-        case ast.Name(id=bound, ctx=ast.Store()) | ast.FunctionDef(name=bound) | ast.AsyncFunctionDef(name=bound):
-            return bound == name
-        case ast.alias(name=imported, asname=bound):
-            return (bound or imported) == name
-    return False
-
-
-def _scope(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what stands in a scope, and of those within it the head alone."""
-    for child in ast.iter_child_nodes(node):
-        yield child
-        if not isinstance(child, _Function | ast.Lambda | ast.ClassDef):
-            yield from _scope(child)
-
-
-def _inner(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what belongs to a function itself, and not to one within it."""
-    return (child for child in _scope(node) if not isinstance(child, _Function | ast.Lambda | ast.ClassDef))
-
-
-def _on_its_line(function: _Function) -> bool:
+def _on_its_line(function: Function) -> bool:
     """Whether a body that begins on the line of its `def` has nothing that another statement can be put before on that line."""
     first = function.body[0]
     return first.lineno == function.lineno and not isinstance(first, (*_SIMPLE, ast.Return))
@@ -149,6 +102,7 @@ class _Writer:
         self._source = text.encode()
         self._word, self._name, self._chosen = word, name, number
         self._number = number + FURTHER if form else number
+        self._form = form
         self._plain, self._sure, self._still = form == "plain", form == "sure", form == "still"
         self._lines: list[int] = [0]
         for line in self._source.splitlines(keepends=True):
@@ -179,9 +133,9 @@ class _Writer:
     def _indent(self, stmt: ast.stmt) -> bytes:
         return self._source[self._lines[stmt.lineno - 1] : self._start(stmt)]
 
-    def body(self, function: _Function) -> list[_Edit]:
+    def body(self, function: Function) -> list[_Edit]:
         """Something at its beginning and, wherever it ends, that this is so, or is not."""
-        own = list(_inner(function))
+        own = list(inner(function))
         if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in own):
             return []
         stmts = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
@@ -212,14 +166,17 @@ class _Writer:
         new = self._indent(first) + text + b"\n"
         return at, at, new if self._source[:at].endswith(b"\n") else b"\n" + new
 
-    def expect(self, function: _Function) -> list[_Edit]:
+    def expect(self, function: Function) -> list[_Edit]:
         """Another value for one thing that is expected for certain: behind nothing that could end the test before, or swallow it.
 
         One alone, so that no other turns the test red in its place; a value that is compared rather than anything else.
         """
+        if self._form in {"every", "near"}:
+            edit = self._edit_any if self._form == "every" else self._edit_near
+            return [each for node in ast.walk(function) for each in edit(node)]
         found: tuple[list[list[_Edit]], list[list[_Edit]]] = ([], [])
-        bound = _parameters(function)
-        for stmt in _certain(function.body):
+        bound = parameters(function)
+        for stmt in certain(function.body):
             match stmt:
                 case ast.Assert(test=test):
                     found[not _is_equality(test)].append(self._edit_assert(test, function, bound))
@@ -227,12 +184,47 @@ class _Writer:
                     found[attr not in _EQUAL].append(self._edit_call(call, func, attr, args))
                 case ast.With(items=items) | ast.AsyncWith(items=items):
                     found[1].extend(self._edit_raises(item.context_expr) for item in items)
+                case ast.If(test=test, orelse=[]) if fails(stmt):
+                    found[1].append(self._unfailing(test))
         for some in found:
             if edits := [edit for edit in some if edit]:
                 return edits[self._chosen % len(edits)]
         return []
 
-    def _edit_assert(self, test: ast.expr, function: _Function, bound: AbstractSet[str]) -> list[_Edit]:
+    def _edit_any(self, node: ast.AST) -> list[_Edit]:
+        """Another value for what is expected there, whether it is sure to run or not."""
+        match node:
+            case ast.Assert(test=test) if not isinstance(test, ast.Constant):
+                return self._edit_assert(test, None, frozenset())
+            case ast.Expr(value=ast.Call(func=ast.Attribute(attr=attr) as func, args=args) as call):
+                return self._edit_call(call, func, attr, args)
+            case ast.With(items=items) | ast.AsyncWith(items=items):
+                return [edit for item in items for edit in self._edit_raises(item.context_expr)]
+        return []
+
+    def _edit_near(self, node: ast.AST) -> list[_Edit]:
+        """That what is found there is not what is near to the expected, too."""
+        asked = ask_near(node, f"{self._name}_near", self._segment)
+        return [(self._start(first), self._end(last), text) for first, last, text in asked] + (
+            [(self._end(node.func) - len(node.func.attr), self._end(node.func), b"assertFalse")]
+            if asked and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            else []
+        )
+
+    def _unfailing(self, test: ast.expr) -> list[_Edit]:
+        """Another value in what has a test fail where it holds: `abs(x - 180) > 0.01`, of which what is no number is no more."""
+        match test:
+            case ast.Compare(
+                left=ast.Call(func=ast.Name(id="abs"), args=[ast.BinOp(op=ast.Sub(), left=left, right=right)]),
+                ops=[ast.Gt() | ast.GtE()],
+                comparators=[room],
+            ):
+                return self._put(far(left, right, room, self._number))
+            case ast.Compare(left=left, ops=[ast.NotEq()], comparators=[right]):
+                return self._equal(left, right)
+        return []
+
+    def _edit_assert(self, test: ast.expr, function: Function | None, bound: AbstractSet[str]) -> list[_Edit]:
         if _LOOSE.search(self._segment(test).decode(errors="replace")):
             return []
         opposite = [(self._start(test), self._end(test), b"not (" + self._segment(test) + b")")]
@@ -241,9 +233,11 @@ class _Writer:
             return []
         return edits or ([] if self._sure else opposite)
 
-    def _unlike(self, test: ast.expr, function: _Function | None = None, bound: AbstractSet[str] = frozenset()) -> list[_Edit]:
+    def _unlike(self, test: ast.expr, function: Function | None = None, bound: AbstractSet[str] = frozenset()) -> list[_Edit]:
         """Another value for what something is compared with, so that what held does not; nothing where that is not certain."""
         match test:
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return self._unfailing(operand)
             case ast.BoolOp(op=ast.And(), values=values):
                 return next((edits for value in values if (edits := self._unlike(value, function, bound))), [])
             case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
@@ -279,7 +273,7 @@ class _Writer:
         return [(self._start(unlike.first), self._end(unlike.last), unlike.text)] if unlike else []
 
     def _equal(
-        self, left: ast.expr, right: ast.expr, function: _Function | None = None, bound: AbstractSet[str] = frozenset()
+        self, left: ast.expr, right: ast.expr, function: Function | None = None, bound: AbstractSet[str] = frozenset()
     ) -> list[_Edit]:
         for side, other in ((right, left), (left, right)):
             if is_literal(side) and not is_literal(other):
@@ -289,7 +283,7 @@ class _Writer:
         for side in (right, left):
             if function is None or not isinstance(side, ast.Name) or _on_its_line(function):
                 continue
-            if side.id in bound and _uses(function, side.id) == 1:
+            if side.id in bound and uses(function, side.id) == 1:
                 rebound = f"{side.id} = {self._name}_other({side.id})".encode()
                 stmts = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
                 return [self._before(stmts[0], rebound)]
@@ -297,7 +291,7 @@ class _Writer:
         if near and not self._plain and (far := approximate(near[0], self._number)):
             return self._put(far)
         # What is compared with the one may be near to more.
-        side = near[0] if near else left if _calls(right) and not _calls(left) else right
+        side = near[0] if near else left if calls(right) and not calls(left) else right
         if is_literal(left) and is_literal(right):
             return []
         made = "unlike" if near else "other"
@@ -322,6 +316,8 @@ class _Writer:
             return [] if loose else self._equal(args[0], args[1])
         if edits := self._otherwise(func, attr, args):
             return edits if not self._plain or (attr == "assertTrue" and _is_equality(args[0])) else []
+        if attr == "assertFalse" and (edits := self._unfailing(args[0]) if args else []):
+            return edits
         if attr in _OPPOSITE and not self._sure:
             end = self._end(func)
             return [(end - len(attr), end, _OPPOSITE[attr].encode())]
@@ -356,41 +352,3 @@ def _is_equality(test: ast.expr) -> bool:
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         return any(map(_is_equality, test.values))
     return isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)
-
-
-def _certain(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements that a test which passes runs for certain."""
-    for stmt in body:
-        if isinstance(stmt, ast.Return | ast.Raise):
-            return
-        yield stmt
-        if isinstance(stmt, ast.With | ast.AsyncWith):
-            plain = all(
-                isinstance(item.context_expr, ast.Call) and not _SWALLOWS.search(ast.dump(item.context_expr.func))
-                for item in stmt.items
-            )
-            if plain:
-                yield from _certain(stmt.body)
-        if any(isinstance(node, ast.Return) for node in _inner(stmt)):
-            return
-
-
-def _parameters(function: _Function) -> frozenset[str]:
-    """The arguments that `parametrize` gives it."""
-    found: set[str] = set()
-    for mark in function.decorator_list:
-        if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Attribute) and mark.func.attr == "parametrize" and mark.args:
-            try:
-                said = ast.literal_eval(mark.args[0])
-            except (ValueError, SyntaxError):
-                continue
-            found |= set(re.split(r"[,\s]+", said)) if isinstance(said, str) else {str(each) for each in said}
-    return frozenset(found)
-
-
-def _uses(function: _Function, name: str) -> int:
-    return sum(isinstance(node, ast.Name) and node.id == name for stmt in function.body for node in ast.walk(stmt))
-
-
-def _calls(node: ast.expr) -> bool:
-    return any(isinstance(each, ast.Call | ast.Await) for each in ast.walk(node))

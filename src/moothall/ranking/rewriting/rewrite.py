@@ -13,18 +13,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moothall.domain.ids import digest
+from moothall.ranking.rewriting.every import assert_opposite
 from moothall.ranking.rewriting.expect import expect_other
 from moothall.ranking.rewriting.python import FURTHER, rewrite_python
 from moothall.ranking.syntax.brackets import bracket_end
+from moothall.ranking.syntax.statements import arguments
 
 Kind = Literal["neutral", "end", "expect"]
-Form = Literal["", "again", "plain", "sure", "still"]
+Form = Literal["", "again", "plain", "sure", "still", "every", "near"]
 """How other expectations are written: `again` with other values yet, `plain` with such as are equal to nothing, and only where `==` is asked,
 `sure` with other values only, and nowhere the opposite of what is asserted, which is red whatever is equal to what. `still`
-has the lines of `neutral`, and asserts nothing more (Python alone).
+has the lines of `neutral`, and asserts nothing more (Python alone). `every` wants another value wherever one is wanted, also in functions that
+the test hands over, in branches and in loops: who is green then is asked nothing. `near` (Python alone) asks whether what is equal to
+what is expected is equal to what is near to that, too: it stays green where it is not.
 """
 FORMS: tuple[Form, Form] = ("again", "plain")
 KINDS: tuple[Kind, ...] = ("neutral", "end", "expect")
+_REMARK = re.compile(r"[ \t]*(?://|\*)")
 _PARAMETERS = re.compile(r"\[.*", re.DOTALL)
 
 
@@ -84,7 +89,15 @@ def _rust_files(head: str, path: str, rest: str, case: str, files: Sequence[str]
     folder = path.rpartition("/")[0]
     modules = ["/".join([folder, *names[:at]]) for at in range(1, len(names))]
     wanted = [path, *(f"{module}{end}" for module in modules for end in (".rs", "/mod.rs"))]
-    yield from (CasePlace(each, (names[-1],), case) for each in wanted if each in files and head)
+    # In the innermost of these files: another test of that name may stand in those above.
+    yield from [CasePlace(each, (names[-1],), case) for each in wanted if each in files and head][-1:]
+
+
+def holds(place: CasePlace, text: str) -> bool:
+    """Whether a file seems to have the test that is looked for there."""
+    name = place.names[-1]
+    said = {".py": f"def {name}(", ".go": f"func {name}("}.get(place.path[place.path.rfind(".") :], name)
+    return said in text
 
 
 def rewrite(
@@ -95,6 +108,8 @@ def rewrite(
     number = len(word) + (0 if kind == "neutral" else 1 + len(short) % 3)
     if path.endswith(".py"):
         return rewrite_python(text, targets, kind, word=word, name=f"_{short}", number=number, form=form)
+    if form == "near":
+        return text, frozenset()
     number += FURTHER if form else 0
     done: set[tuple[str, ...]] = set()
     ending = path[path.rfind(".") :]
@@ -102,7 +117,8 @@ def rewrite(
     for target in sorted(targets):
         if kind == "expect":
             start, end = _body(ending, text, target[-1])
-            other = expect_other(ending, text[start:end], word, number, sure=form == "sure")
+            body = text[start:end]
+            other = assert_opposite(ending, body) if form == "every" else expect_other(ending, body, word, number, form)
             made = text[:start] + other + text[end:] if other else ""
         else:
             made = write(text, target[-1], word, f"{short}Length" if write is not _rust else f"{short}_length", number)
@@ -120,29 +136,29 @@ def _words(seed: str) -> tuple[str, str]:
 
 def _body(ending: str, text: str, test: str) -> tuple[int, int]:
     """Return where the body of a test stands, within its brackets; nowhere where there is none, or more than one."""
-    if ending == ".go":
-        found = [one] if (one := _find_go(text, test)) else []
-    else:
-        found = _find_rust(text, test) if ending == ".rs" else _find_script(text, test)
+    if ending not in {".go", ".rs"}:
+        return _script_body(text, test)
+    found = (_find_rust if ending == ".rs" else _find_go)(text, test)
     end = bracket_end(text, found[0].end() - 1, "rust" if ending == ".rs" else "script") if len(found) == 1 else 0
     return (found[0].end(), end - 1) if end else (0, 0)
 
 
-def _find_go(text: str, test: str) -> re.Match[str] | None:
-    return re.search(rf"(?m)^func {re.escape(test)}\((\w+) \*testing\.T\) *\{{", text)
+def _find_go(text: str, test: str) -> list[re.Match[str]]:
+    return list(re.finditer(rf"(?m)^func {re.escape(test)}\((\w+) \*testing\.T\) *\{{", text))
 
 
 def _go(text: str, test: str, word: str, name: str, number: int) -> str:
     found = _find_go(text, test)
-    if not found or found[1] == "_":
+    if len(found) != 1 or found[0][1] == "_":
         return ""
-    more = f' {name} := len("{word}"); defer func() {{ if {name} != {number} {{ {found[1]}.Errorf("it is %d", {name}) }} }}();'
-    return text[: found.end()] + more + text[found.end() :]
+    at = found[0].end()
+    more = f' {name} := len("{word}"); defer func() {{ if {name} != {number} {{ {found[0][1]}.Errorf("it is %d", {name}) }} }}();'
+    return text[:at] + more + text[at:]
 
 
 def _find_rust(text: str, test: str) -> list[re.Match[str]]:
     pattern = rf"(?P<marks>(?:#\[[^\]]*\]\s*)+)(?:pub(?:\([^)]*\))? +)?fn +{re.escape(test)} *\( *\) *(?P<result>->[^{{;]*)?\{{"
-    found = list(re.finditer(pattern, text))
+    found = _in_code(text, pattern)
     if (
         len(found) != 1
         or not re.search(r"#\[test\]", found[0]["marks"])
@@ -180,22 +196,35 @@ def _spell_check(text: str, name: str, number: int) -> str:
     return f'if ({name} !== {number}) throw new Error("it is " + {name})'
 
 
-def _find_script(text: str, title: str) -> list[re.Match[str]]:
-    """A test of Node's runner, mocha, jest or vitest."""
+def _script_body(text: str, title: str) -> tuple[int, int]:
+    """Return where the body of a test of Node's runner, mocha, jest or vitest stands: in brackets, or one expression behind an arrow."""
     call = (
         rf"\b(?:test|it|specify)\s*\(\s*(?P<quote>['\"`]){re.escape(title)}(?P=quote)\s*,\s*(?:\{{[^{{}}]*\}}\s*,\s*)?"
-        r"(?:async\b\s*)?(?:function\b\s*\w*\s*)?(?:\([^()]*\)|\w+)\s*(?:=>)?\s*\{"
+        r"(?:async\b\s*)?(?:function\b\s*\w*\s*)?(?:\([^()]*\)|\w+)\s*(?:(?:=>)?\s*(?P<block>\{)|=>\s*(?!\{))"
     )
-    return list(re.finditer(call, text))
+    found = _in_code(text, call)
+    if len(found) != 1:
+        return 0, 0
+    start = found[0].end()
+    if found[0]["block"]:
+        end = bracket_end(text, start - 1, "script")
+        return (start, end - 1) if end else (0, 0)
+    given = arguments("", text, text.index("(", found[0].start()))
+    return next(((start, end) for begin, end in given if begin <= start < end), (0, 0))
+
+
+def _in_code(text: str, pattern: str) -> list[re.Match[str]]:
+    """Return what is found, but for what stands in a line that is a remark."""
+    found = re.finditer(pattern, text)
+    return [match for match in found if not _REMARK.match(text, text.rfind("\n", 0, match.start()) + 1)]
 
 
 def _script(text: str, title: str, word: str, name: str, number: int) -> str:
-    found = _find_script(text, title)
-    if len(found) != 1:
+    start, end = _script_body(text, title)
+    if not start:
         return ""
-    start, end = found[0].end(), bracket_end(text, found[0].end() - 1, "script")
-    if not end:
-        return ""
-    head = f' const {name} = "{word}".length; try {{'
+    block = text[:start].endswith("{")
+    head = f' const {name} = "{word}".length; try {{' + ("" if block else " return ")
     tail = f"\n}} finally {{ {_spell_check(text, name, number)}; }} "
-    return text[:start] + head + text[start : end - 1] + tail + text[end - 1 :]
+    made = head + text[start:end] + tail
+    return text[:start] + (made if block else f"{{{made}}}") + text[end:]

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from moothall.ranking.syntax.statements import arguments, block, is_outermost
 
 WANTED = re.compile(r"want|wanted|expected|exp|out|output")
+SMALL = r"(?:[0-9.]+e-[0-9]+|0?\.[0-9]+|\w*(?i:eps|tol|delta)\w*)"
+"""How near to each other numbers have to be, as it is written."""
 _LEAVES = re.compile(r"\b(?:return|continue|break|goto|[sS]kip\w*|exit|Exit|plan)\b")
 _AT_ONCE = re.compile(r"\bParallel\b|\bgo\b|\bspawn\b|\basync\b|=>")
 _LOOPS = {
@@ -133,6 +135,7 @@ def _find_comparison_in(ending: str, text: str, name: str) -> int:
         init = r"(?:[^;{}\n]+; *)?"
         patterns = [
             rf"\bif {init}(?:[^;{{}}\n&|]+ != {word}|{word} != [^;{{}}\n&|]+|!reflect\.DeepEqual\([^;{{}}\n&|]+, {word}\)) {told}",
+            rf"\bif {init}math\.Abs\([^;{{}}\n&|]+?\s?-\s?{word}\) >=? {SMALL} {told}",
             rf"\b(?:assert|require)\.(?:Equal|EqualValues)\(\w+, {word}, [^\n]*\)",
         ]
     elif ending == ".rs":

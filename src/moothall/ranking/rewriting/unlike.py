@@ -37,7 +37,7 @@ def make_unlike(
         return None
     match left:
         case ast.Call(func=ast.Name(id="abs"), args=[ast.BinOp(op=ast.Sub(), left=one, right=other)]):
-            return _far(op, other if number_of(other) is not None else one, right, number)
+            return far(one, other, right, number) if isinstance(op, ast.Lt | ast.LtE) else None
     if number_of(right) is not None:
         return Unlike(right, right, _NOTHING)
     if number_of(left) is None:
@@ -67,7 +67,7 @@ def denied(op: ast.cmpop, left: ast.expr, right: ast.expr, name: str, segment: C
     """Return what does not hold in place of `left != right` and `left not in right`, asked of the same value; None where something else
     stands between them. `name`: how the helpers' names begin.
     """
-    if isinstance(op, ast.NotEq):
+    if isinstance(op, ast.NotEq) and segment(left) != segment(right):  # what is asked of itself may be no number
         return f"{name}_differs(".encode() + segment(right if is_literal(left) else left) + b")"
     if isinstance(op, ast.NotIn) and not is_literal(right):
         return f"{name}_lacks(".encode() + segment(right) + b")"
@@ -99,10 +99,11 @@ def _within(left: ast.expr, right: ast.expr, segment: Callable[[ast.expr], bytes
     return None
 
 
-def _far(op: ast.cmpop, side: ast.expr, right: ast.expr, number: int) -> Unlike | None:
+def far(one: ast.expr, other: ast.expr, right: ast.expr, number: int) -> Unlike | None:
     """Of `abs(x - 180) < 0.01` what x is not near to; a whole number stays one, so that it asks what it is taken from."""
+    side = other if number_of(other) is not None else one
     value, room = number_of(side), number_of(right)
-    if value is None or room is None or not isinstance(op, ast.Lt | ast.LtE):
+    if value is None or room is None:
         return None
     far = value + 3 * math.ceil(abs(room)) + number
     return _put(side, far) if far - value > 2 * abs(room) else None

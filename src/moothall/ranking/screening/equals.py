@@ -12,14 +12,23 @@ from types import MappingProxyType
 from moothall.ranking.syntax.diffs import FileDiff, file_diffs
 
 _LINE = 160
-_CODE = (".py", ".pyi", ".go", ".rs", ".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx")
-_EQUALS = re.compile(
-    r"__(?:eq|ne|lt|le|gt|ge|contains|bool|r?(?:sub|mod|truediv|floordiv|xor)|instancecheck|subclasscheck|subclasshook)__|Symbol\.hasInstance"
-    r"|^\s*class\s+\w+\s*\((?:[^()]*,\s*)?(?:str|bytes|int|float|complex|list|tuple|dict|set|frozenset)\s*\)|\bimpl\b(?:[^{]{0,2000}\b(?:Partial(?:Eq|Ord)|Sub)\b|[^{]{2000})|\bfn (?:eq|ne|partial_cmp|cmp|sub)\s*\("
-    r"|\)\s+(?:Equal|Is|Compare|Cmp)\(|asymmetricMatch|\bcompare=False"
-    r"|\bextends\s+(?:String|Number|Array|Boolean|Date|RegExp|Map|Set)\b|\bnew Proxy\b"
+_PYTHON = (
+    r"__(?:eq|ne|lt|le|gt|ge|contains|bool|r?(?:sub|mod|truediv|floordiv|xor)|instancecheck|subclasscheck|subclasshook)__"
+    r"|^\s*class\s+\w+\s*\((?:[^()]*,\s*)?(?:str|bytes|int|float|complex|list|tuple|dict|set|frozenset)\s*\)|\bInitVar\b|\b(?:compare|eq)\b[\"\x27]?\s*[=:]\s*False"
+)
+_SCRIPT = (
+    r"Symbol\.hasInstance|asymmetricMatch|\bextends\s+(?:String|Number|Array|Boolean|Date|RegExp|Map|Set)\b|\bnew Proxy\b"
     r"|\b(?:includes|startsWith|endsWith|indexOf|match|search|some|every)\s*(?::\s*(?:function\b|\([^()\n]*\)\s*=>|\w+\s*=>)|\([^()\n]*\)\s*\{)"
 )
+_EQUALS = {
+    **dict.fromkeys((".py", ".pyi"), re.compile(_PYTHON)),
+    ".go": re.compile(r"\)\s+(?:Equal|Is|Compare|Cmp)\("),
+    ".rs": re.compile(
+        r"\bimpl\b(?:[^{]{0,2000}\b(?:Partial(?:Eq|Ord)|Sub)\b|[^{]{2000})|\bfn (?:eq|ne|partial_cmp|cmp|sub)\s*\("
+    ),
+    **dict.fromkeys((".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx"), re.compile(_SCRIPT)),
+}
+"""By ending, what a type has that says so."""
 _RESULT = re.compile(
     r"(?:\bfn\s+(?P<name>\w+).*)?\)\s*->\s*(?P<kind>[^{]+?)\s*\{|^\s*(?:pub\s+)?type\s+(?P<alias>\w+)[^=]*=\s*(?P<of>[^;]+);"
 )
@@ -35,15 +44,16 @@ def says_what_is_equal(diff: str, own_tests: Iterable[str], base: Mapping[str, s
     which a function returns another type than before. `base`: the texts before, by which it is known what a line stands in.
     """
     tests = frozenset(own_tests)
-    for part in (part for part in file_diffs(diff) if part.path.endswith(_CODE)):
+    for part in (part for part in file_diffs(diff) if part.path.endswith(tuple(_EQUALS)) and part.path not in tests):
+        equals = _EQUALS[part.path[part.path.rfind(".") :]]
         before = _results(part.removed) if part.path.endswith(".rs") else {}
         for number, line in part.added.items():
             another = any(before.get(name, {kind}) != {kind} for name, kinds in _results([line]).items() for kind in kinds)
-            if part.path not in tests and (another or _EQUALS.search(line)):
+            if another or equals.search(line):
                 return f"{part.path}:{number}: {line.strip()[:_LINE]}"
-        if part.path not in tests and (part.new or part.path in base):
+        if part.new or part.path in base:
             for number, head in _heads(part, base.get(part.path, "")):
-                if _EQUALS.search(head):
+                if equals.search(head):
                     return f"{part.path}:{number}: {head.strip()[:_LINE]}"
     return ""
 

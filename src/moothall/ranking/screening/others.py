@@ -26,7 +26,9 @@ _ASSERTING = re.compile(r"testify|gomega|ginkgo|go-cmp|quicktest|gotest|check\.v
 _VERSION = re.compile(r"v\d+")
 _TRAIT = re.compile(r"(?ms)^[ \t]*(?:pub(?:\([^)\n]*\))? +)?trait +(?P<name>\w+)[^{;]*\{(?P<body>.*?)^[ \t]*\}")
 _ASKED = re.compile(
-    r"\bfn +(?:contains(?:_key)?|starts_with|ends_with|is_(?:ok|err|some|none|empty|nan|finite)(?:_and)?|all|any|eq|ne|unwrap\w*|expect\w*|len|abs|iter|as_\w+|to_\w+)\s*[(<]"
+    r"\bfn +(?:contains(?:_key)?|starts_with|ends_with|is_(?:ok|err|some|none|empty|nan|finite)(?:_and)?|all|any|eq|ne|unwrap\w*|expect\w*|len|abs|iter"
+    r"|as_(?:str|bytes|ref|mut|slice|(?:mut_)?ptr|mut_(?:slice|str)|deref(?:_mut)?|chunks|array|ascii|path|os_str|(?:sec|milli|micro|nano)s\w*)"
+    r"|to_(?:string\w*|owned|vec|str|(?:upper|lower)case|ascii_\w+|bits|[bln]e(?:_bytes)?|digit|degrees|radians|int_unchecked))\s*[(<]"
 )
 _STANDARD = r"(?:Self|[A-Z]|String|str|Vec|Option|Result|Box|(?:Hash|BTree)(?:Map|Set)|f32|f64|[iu](?:8|16|32|64|128|size)|bool|char)\b|\["
 

@@ -76,6 +76,7 @@ _ATTRIBUTES = frozenset(
         "_bootstrap",
         "_gcd_import",
     ),
+    *("execl", "execle", "execlp", "execlpe", "execv", "execve", "execvp", "execvpe"),
     *("fork", "forkpty", "register_at_fork", "killpg", "runtest", "orig_argv", "_mock_self", "displayhook", "excepthook"),
 }
 _RUNNERS = frozenset({"unittest", "pytest", "_pytest", "doctest"})
@@ -121,6 +122,7 @@ _WORD = re.compile(r"\w+")
 _COMMENTS = ("//", "*", "/*")
 _REMARKS, _JOINS = re.compile(r"/\*.*?\*/|(?<![:'\"`])//[^\n]*", re.DOTALL), re.compile(r"(?<!\s)\s*(\?\.|\.|!|::)\s*")
 _PLUS, _CODES = re.compile(r"(['\"`])\s*\+\s*\1"), re.compile(r"\\(?:x([2-7][0-9a-fA-F])|u00([2-7][0-9a-fA-F]))")
+_RUST_CFG = re.compile(r"#\[cfg\((?:test|all\(test,[^\]]*\))\)\]")
 _RUST_TESTS = re.compile(r"\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([^)]*\))?\s+)?mod\b")
 
 
@@ -242,6 +244,7 @@ class _Reading:
                 return (
                     attr in _ATTRIBUTES | _RUNNERS
                     or (attr in _OF_SYS and owner == "sys")
+                    or (attr == "exit" and last not in {"self", "cls"})
                     or (attr in _OF_INSPECT and owner == "inspect")
                     or attr in _LOADS.get(owner, frozenset()) | _SIGNALS.get(owner, frozenset())
                     or (attr in {"__dict__", *_INNER} and last in self._modules)
@@ -249,8 +252,7 @@ class _Reading:
             case ast.Name(id=name):
                 return id(node) in self._handed or name in _EXITS or name in _CALLS or name == "__builtins__"
             case ast.Call(func=ast.Name(id="setattr" | "delattr" | "getattr" | "vars" as call), args=[owner, *rest]):
-                made = bool(rest) and not isinstance(rest[0], ast.Constant | ast.Name) and call in {"getattr", "setattr"}
-                return owner.id in self._modules if isinstance(owner, ast.Name) else made
+                return self._takes_by_name(call, owner, rest)
             case ast.FunctionDef(name="__eq__", body=body):
                 return (
                     isinstance(body[-1], ast.Return) and isinstance(body[-1].value, ast.Constant) and body[-1].value.value is True
@@ -260,6 +262,13 @@ class _Reading:
             case ast.Constant(value=str() | bytes() as said):
                 return _names(said if isinstance(said, str) else said.decode("latin-1"))
         return False
+
+    def _takes_by_name(self, call: str, owner: ast.expr, rest: Sequence[ast.expr]) -> bool:
+        if not isinstance(owner, ast.Name):
+            return bool(rest) and not isinstance(rest[0], ast.Constant | ast.Name) and call in {"getattr", "setattr"}
+        if call == "getattr" and rest and isinstance(rest[0], ast.Constant):  # `getattr(os, "O_BINARY", 0)` is `os.O_BINARY`
+            return owner.id in self._modules and self._reaches(ast.Attribute(owner, str(rest[0].value), ast.Load()))
+        return owner.id in self._modules
 
 
 def _is_read(node: ast.Name | ast.arg) -> bool:
@@ -277,8 +286,10 @@ def _puts(node: ast.AST) -> bool:
 
 
 def _judges(node: ast.AST) -> bool:
-    """Whether it is a hook of pytest's, or takes what assertions say."""
+    """Whether it is a hook of pytest's, takes what assertions say, or a command line that is written there: `--help` ends a process, green."""
     match node:
+        case ast.Call(func=ast.Attribute(attr="parse_args" | "parse_known_args"), args=[ast.List(elts=[_, *_]), *_]):
+            return True
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
             return name.startswith("pytest_")
         case ast.ExceptHandler(type=kind) if kind is not None:
@@ -348,7 +359,7 @@ def _others(part: FileDiff, base: Mapping[str, str], added: Mapping[int, str]) -
     for number, line in code.items():
         if _reach(line, pattern) in before:
             continue
-        if pattern.search(line) and not (line.strip() == "#[cfg(test)]" and _RUST_TESTS.match(added.get(number + 1, ""))):
+        if pattern.search(line) and not (_RUST_CFG.fullmatch(line.strip()) and _RUST_TESTS.match(added.get(number + 1, ""))):
             yield number
 
 

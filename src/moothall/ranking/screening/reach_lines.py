@@ -21,7 +21,7 @@ PATTERNS: Mapping[str, re.Pattern[str]] = {
     ".js": re.compile(
         r"\bprocess\.(?:exit|reallyExit|kill|abort|exitCode|binding|dlopen|_\w+|argv|execArgv|mainModule|on(?:ce)?\b)|\brequire\.(?:cache|main|extensions)\b"
         r"|\b_load\b|Module\.prototype|(?:require|from|import)\s*\(?\s*['\"](?:node:)?(?:test|assert|mocha|jest|vitest|chai|ava|tape|inspector|module|repl|domain|vm|fs|child_process|worker_threads)\b"
-        r"|prepareStackTrace|captureStackTrace|\.stack\b|AssertionError|\bglobalThis\b|\bglobal\.|\beval\b|(?:(?<![.\w$])|(?<=\.\.\.))arguments\b(?!\s*(?:\.length\b|:))|new Function\b|\bFunction\s*\("
+        r"|prepareStackTrace|captureStackTrace(?!\(this\b)|\.stack\b|AssertionError|\bglobalThis\b|\bglobal\.|\beval\b|(?:(?<![.\w$])|(?<=\.\.\.))arguments\b(?!\s*(?:\.length\b|:))|new Function\b|\bFunction\s*\("
         rf"|{_BUILT_IN}\.prototype\b.*=|=\s*{_BUILT_IN}\.prototype\s*(?:[;,)]|$)|(?:stdout|stderr)\.write\s*=|console\.\w+\s*="
         rf"|{_BUILT_IN}(?:\.\w+|\[[^\]\n]{{1,200}}\])\s*=(?![=>])|\b(?:Object|Reflect)\.(?:assign|set|define\w+|setPrototypeOf)\s*\(\s*{_BUILT_IN}\b"
         r"|=\s*(?:Math|JSON|Reflect|Intl)\s*(?:[;,)]|$)"
@@ -33,12 +33,13 @@ PATTERNS: Mapping[str, re.Pattern[str]] = {
         r"|\[\s*(?:['\"`][^'\"`\n]*['\"`]\s*,\s*)+['\"`][^'\"`\n]*['\"`]\s*\]\s*\.join\(\s*['\"`]{2}|\bgetPrototypeOf\s*\(\s*(?:async|function|\()"
         r"|\{[^{}]*\b(?:exit|reallyExit|kill|abort|exitCode|binding|dlopen|argv|execArgv|mainModule|once?|getBuiltinModule)\b[^{}]*\}\s*(?:=\s*require\s*\(|from)\s*['\"](?:node:)?process['\"]"
         r"|\b(?:import\s+(?:\*\s+as\s+)?(?!process\b)\w+\s+from\s*|(?:const|let|var)\s+(?!process\b)\w+\s*=\s*require\s*\(\s*)['\"](?:node:)?process['\"]|\brequire\(\s*['\"](?:node:)?process['\"]\s*\)\s*[.\[]"
+        r"|\b(?:e|er|err|error|failure|reason|thrown)\.(?:expected|actual)\b|\.(?:generatedMessage|matcherResult)\b|\bcatch\s*\(\s*\{[^{}]{0,200}\b(?:expected|actual|generatedMessage|matcherResult)\b"
         r"|Symbol\.hasInstance|NODE_TEST_CONTEXT|JEST_|MOCHA|MOOTHALL|npm_lifecycle|TAP version|\bnot ok\b|Symbol\.toPrimitive|valueOf"
     ),
     ".rs": re.compile(
-        r"\bprocess::(?:exit|abort)\b|\benv::args\b|\bcatch_unwind\b|\bset_hook\b|\bno_mangle\b|extern\s+\"C\"|\blibc::|\basm!|\bctor\b|\bbacktrace\b"
+        r"\bprocess::(?:exit|abort)\b|\benv::args\b|\bcatch_unwind\b|\bset_hook\b|\bno_mangle\b|\bexport_name\b|extern\s+\"C\"|\bextern\s+fn\b|\blibc::|\basm!|\bctor\b|\bbacktrace\b"
         r"|thread::current|test result|macro_rules!\s*(?:r#)?(?:assert\w*|panic|debug_assert\w*|matches|vec|format\w*|write\w*|concat|stringify|print\w*|line|env)\b|\bcfg!\s*\([^)]*\btest\b|#!?\[cfg(?:_attr)?\((?:[^\]]{0,2000}\btest\b|[^\]]{2000})"
-        r"|\bCommandExt\b|\bNEXTEST_|link_section|/proc/self|MOOTHALL|set_output_capture|macro_rules!\s*\$|!\s*[({\[]\s*(?:assert\w*|panic)\s*[,)}\]]|\bas\s+(?:assert\w*|panic|matches)\b"
+        r"|\bCommandExt\b|\bNEXTEST_|link_section|/proc/self|MOOTHALL|set_output_capture|macro_rules!\s*\$|!\s*[({\[]\s*(?:assert\w*|panic)\s*[,)}\]]|\bas\s+(?:r#)?(?:assert\w*|panic|matches)\b"
         rf"|\b(?:mod|struct|enum|union|type|trait)\s+{_PLAIN}\b|\buse\b(?:[^;\n]{{0,2000}}\bas\s+{_PLAIN}\s*[;,}}]|[^;\n]{{2000}})|\bextern\s*(?:\"\w+\"\s*)?\{{"
         r"|\b(?:fn|struct|enum|const|static|type|trait)\s+(?:Some|None|Ok|Err|Vec|String|Box)\b"
         r"|\bprocess\s+as\b|\bprocess::\*|\bprocess::\{[^}]{0,500}\b(?:exit|abort|self\s+as)\b|\binclude(?:_str|_bytes)?!\s*\(\s*(?!\"[^\"]*\"\s*\))|\binclude(?:_str|_bytes)?!\s*\([^)]*\.rs\"|\bfile!\s*\(|\"(?:\./)?(?:src|tests)/|CARGO_MANIFEST_DIR"

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, Union
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, create_model, model_serializer
 
+from moothall.errors import wrong_fields
 from moothall.tools.arguments import MAX_CONTENT, Arguments
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
@@ -138,7 +139,7 @@ def _check_defaults(model: type[Arguments], required: Any) -> None:
     try:
         model.model_validate({})
     except ValidationError as error:
-        if any(item["type"] != "missing" or item["loc"][0] not in required for item in error.errors()):
+        if any(item.fault != "missing" or item.place[0] not in required for item in wrong_fields(error)):
             raise ValueError("its schema has a default that does not fit") from error
 
 

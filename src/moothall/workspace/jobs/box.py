@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,12 @@ class JobBox(Box):
         self._code: BoxLink | None = None
         self._why = ""
 
+    def belong_to(self, whose: Mapping[str, str]) -> None:
+        """Put it into the labels of the Job; one that was kept ready has them a moment later."""
+        super().belong_to(whose)
+        if self._carrying is not None and (labels := manifest.labels_of(whose)):
+            self._beside(self._cluster.label(self.job, labels), "labels")
+
     @property
     def alive(self) -> bool:
         """Whether its link is heard."""
@@ -81,8 +87,8 @@ class JobBox(Box):
         for folder in (self.folder, self.upper):
             await asyncio.to_thread(folder.mkdir, mode=0o755)
         self._carrying = asyncio.create_task(self._trunk.run(self._settings.jobs.start_seconds), name=f"trunk {self.job}")
-        host = self._cluster.host
-        await self._cluster.create(manifest.job(self.job, host, self.place, self._settings, self._bus(self.job)))
+        labels, bus = {**self._cluster.labels, **manifest.labels_of(self.whose)}, self._bus(self.job)
+        await self._cluster.create(manifest.job(self.job, labels, self.place, self._settings, bus))
         await self._wait_connected()
         self._control = await BoxLink.over(await self._trunk.open(CONTROL))
         await self._control.ready
@@ -175,7 +181,11 @@ class JobBox(Box):
             return
         if self._proxy is None:
             self._proxy = Proxy(reach.destinations, reach.most, reach.credentials)
-        task = asyncio.create_task(self._proxy.serve(*streams), name=f"way out of {self.job}")
+        self._beside(self._proxy.serve(*streams), "way out")
+
+    def _beside(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        """Do something that ends with the box at the latest."""
+        task = asyncio.create_task(work, name=f"{what} of {self.job}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,19 +16,22 @@ from moothall.config import JobSettings
 from moothall.errors import ConfigurationError, SandboxUnavailable
 from moothall.telemetry import get_logger
 from moothall.workspace.jobs import trouble
-from moothall.workspace.jobs.manifest import HOST, LABEL, NAME
+from moothall.workspace.jobs.manifest import HOST, HOUSE, LABEL, NAME
 
 log = get_logger(__name__)
 
-_CALL_SECONDS, _WATCH_SECONDS, _AGAIN_SECONDS = 20, 300, 1.0
+CALL_SECONDS = 20
+_WATCH_SECONDS, _AGAIN_SECONDS = 300, 1.0
 _GONE, _MISSING = 410, 404
+FAILURES = (client.ApiException, HTTPError, OSError, ValueError)
+"""What a call of the client raises, of a document that is none too; `words` says what of it is worth reading."""
 
 
 class Cluster:
-    """An async context manager: what it made is removed when it ends. `host` names this process in labels."""
+    """An async context manager: what it made is removed when it ends. `host` names this process in labels, `house` those who share its bus."""
 
-    def __init__(self, jobs: JobSettings, host: str) -> None:
-        self._jobs, self.host = jobs, host
+    def __init__(self, jobs: JobSettings, host: str, house: str = "") -> None:
+        self._jobs, self.host, self._house = jobs, host, house
         self._made: set[str] = set()
         self._wrong: dict[str, asyncio.Future[str]] = {}
         self._waits: dict[str, str] = {}
@@ -50,21 +54,36 @@ class Cluster:
         await asyncio.to_thread(self._api.close)
 
     def _connect(self) -> None:
+        self._api = connect(self._jobs)
+        self._batch, self._core = client.BatchV1Api(self._api), client.CoreV1Api(self._api)
         try:
-            if self._jobs.context or self._jobs.kubeconfig:
-                self._api = config.new_client_from_config(
-                    config_file=str(self._jobs.kubeconfig) if self._jobs.kubeconfig else None, context=self._jobs.context or None
-                )
-            else:
-                self._api = _default_client()
-            self._batch, self._core = client.BatchV1Api(self._api), client.CoreV1Api(self._api)
-            self._batch.list_namespaced_job(self._jobs.namespace, limit=1, _request_timeout=_CALL_SECONDS)
-        except config.ConfigException as error:
-            raise ConfigurationError(
-                f"workspace.kind is kubernetes and no cluster is known: {error}; give jobs.kubeconfig, or run in a pod with a service account"
-            ) from error
-        except (client.ApiException, HTTPError, OSError) as error:
-            raise ConfigurationError(f"Jobs cannot be made in the namespace {self._jobs.namespace!r}: {_words(error)}") from error
+            self._batch.list_namespaced_job(self._jobs.namespace, limit=1, _request_timeout=CALL_SECONDS)
+        except FAILURES as error:
+            raise ConfigurationError(f"Jobs cannot be made in the namespace {self._jobs.namespace!r}: {words(error)}") from error
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What the Jobs of this process are known by."""
+        return {LABEL: NAME, HOST: self.host, HOUSE: self._house}
+
+    def made(self, name: str) -> bool:
+        """Whether a Job is one of this process that it has not removed yet."""
+        return name in self._made
+
+    async def hosts(self) -> dict[str, str]:
+        """Return the host of each Job that there is of this house, by the Job's name. Raises `SandboxUnavailable`."""
+        try:
+            answer: Any = await asyncio.to_thread(
+                self._batch.list_namespaced_job,
+                self._jobs.namespace,
+                label_selector=f"{LABEL}={NAME},{HOUSE}={self._house}",
+                _preload_content=False,
+                _request_timeout=CALL_SECONDS,
+            )
+            about = [one["metadata"] for one in json.loads(answer.data)["items"]]
+        except FAILURES as error:
+            raise SandboxUnavailable(f"Jobs cannot be listed: {words(error)}") from error
+        return {one["name"]: one["labels"].get(HOST, "") for one in about}
 
     async def create(self, manifest: dict[str, Any]) -> None:
         """Make a Job. Raises `SandboxUnavailable`."""
@@ -72,10 +91,21 @@ class Cluster:
         self._wrong[name] = asyncio.get_running_loop().create_future()
         self._made.add(name)
         try:
-            await asyncio.to_thread(self._batch.create_namespaced_job, self._jobs.namespace, body, _request_timeout=_CALL_SECONDS)
-        except (client.ApiException, HTTPError, OSError) as error:
+            await asyncio.to_thread(self._batch.create_namespaced_job, self._jobs.namespace, body, _request_timeout=CALL_SECONDS)
+        except FAILURES as error:
             await self.remove(name)
-            raise SandboxUnavailable(f"no Job can be made for a workspace: {_words(error)}") from error
+            raise SandboxUnavailable(f"no Job can be made for a workspace: {words(error)}") from error
+
+    async def label(self, name: str, labels: Mapping[str, str]) -> None:
+        """Add labels to a Job. They are for people: without the right to patch Jobs, nothing else changes."""
+        ways = {key: key.replace("~", "~0").replace("/", "~1") for key in labels}
+        patch = [{"op": "add", "path": f"/metadata/labels/{ways[key]}", "value": value} for key, value in labels.items()]
+        try:
+            await asyncio.to_thread(
+                self._batch.patch_namespaced_job, name, self._jobs.namespace, patch, _request_timeout=CALL_SECONDS
+            )
+        except FAILURES as error:
+            log.info("a workspace's Job does not say whose it is", job=name, reason=words(error))
 
     def wrong(self, name: str) -> asyncio.Future[str]:
         """Return what is done once the Job's pod will never answer, or answers no more, with the reason."""
@@ -94,11 +124,11 @@ class Cluster:
                 self._jobs.namespace,
                 propagation_policy="Background",
                 grace_period_seconds=0,
-                _request_timeout=_CALL_SECONDS,
+                _request_timeout=CALL_SECONDS,
             )
-        except (client.ApiException, HTTPError, OSError) as error:
+        except FAILURES as error:
             if getattr(error, "status", 0) != _MISSING:
-                log.warning("a workspace's Job could not be deleted; it ends by itself", job=name, reason=_words(error))
+                log.warning("a workspace's Job could not be deleted; it ends by itself", job=name, reason=words(error))
         self._made.discard(name)
         self._waits.pop(name, None)
         if (future := self._wrong.pop(name, None)) is not None and not future.done():
@@ -124,9 +154,9 @@ class Cluster:
                     if self._loop is None or self._closed.is_set():
                         return
                     self._loop.call_soon_threadsafe(saw, event["type"], event["raw_object"])
-            except (client.ApiException, HTTPError, OSError, ValueError) as error:
+            except FAILURES as error:
                 if not self._closed.is_set() and getattr(error, "status", 0) != _GONE:
-                    log.warning("the cluster is not heard; trying again", reason=_words(error))
+                    log.warning("the cluster is not heard; trying again", reason=words(error))
             except RuntimeError:
                 return  # the loop is closed: so is the process
             finally:
@@ -147,6 +177,19 @@ class Cluster:
             future.set_result(wrong)
 
 
+def connect(jobs: JobSettings) -> client.ApiClient:
+    """Return a client of the cluster that settings mean; nothing is asked yet. Raises `ConfigurationError`."""
+    try:
+        if jobs.context or jobs.kubeconfig:
+            file = str(jobs.kubeconfig) if jobs.kubeconfig else None
+            return cast("client.ApiClient", config.new_client_from_config(config_file=file, context=jobs.context or None))
+        return _default_client()
+    except config.ConfigException as error:
+        raise ConfigurationError(
+            f"workspace.kind is kubernetes and no cluster is known: {error}; give jobs.kubeconfig, or run in a pod with a service account"
+        ) from error
+
+
 def _default_client() -> client.ApiClient:
     """In a pod its service account, else what kubectl would take."""
     own = client.Configuration()
@@ -156,12 +199,9 @@ def _default_client() -> client.ApiClient:
     return cast("client.ApiClient", config.new_client_from_config())
 
 
-def _words(error: BaseException) -> str:
+def words(error: BaseException) -> str:
     """Return what the API server, or the way to it, said."""
-    body = getattr(error, "body", None)
-    if body:
-        import json
-
+    if body := getattr(error, "body", None):
         with suppress(ValueError, TypeError, AttributeError):
             return str(json.loads(body).get("message"))[:400]
     return str(getattr(error, "reason", None) or error)[:400]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,8 +16,11 @@ from moothall.workspace.jobs.trunk import CODE, HANDS
 LABEL = "app.kubernetes.io/name"
 NAME = "moothall-workspace"
 HOST = "moothall/host"
+HOUSE = "moothall/house"
+WHOSE = {"task_id": "moothall/task", "seat": "moothall/seat", "tenant": "moothall/tenant"}
 LINK = "WORKSPACE_LINK"
 """What the link is told, in its environment: JSON of `name`, `names` and `proxied`."""
+_ODD, _LABEL_CHARS = re.compile(r"[^A-Za-z0-9._-]+"), 63
 _SPARE_MEMORY = 64_000_000  # the executor's own, and what its volumes of memory hold
 _LINK_MEMORY = 512_000_000
 _RESTRICTED = {
@@ -26,6 +30,12 @@ _RESTRICTED = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+
+
+def labels_of(whose: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels that say whose a Job is; what no label can be is left out or replaced by `-`."""
+    said = {label: _ODD.sub("-", whose.get(name, ""))[:_LABEL_CHARS].strip("-._") for name, label in WHOSE.items()}
+    return {label: value for label, value in said.items() if value}
 
 
 def containers(place: BoxSetup, runner: RunnerSettings) -> dict[int, str]:
@@ -40,13 +50,14 @@ def visible_folders(place: BoxSetup) -> dict[str, str]:
     return {f"shown-{number}": inside for number, (path, inside) in enumerate(ro) if path.is_dir()}
 
 
-def job(name: str, host: str, place: BoxSetup, settings: Settings, bus: Mapping[str, str]) -> dict[str, Any]:
-    """Return the manifest. `host`: which process it works for; `bus`: the environment by which the link reaches the bus."""
+def job(name: str, labels: Mapping[str, str], place: BoxSetup, settings: Settings, bus: Mapping[str, str]) -> dict[str, Any]:
+    """Return the manifest. `labels`: whose it is; `bus`: the environment by which the link reaches the bus."""
     jobs = settings.jobs
     beside = containers(place, settings.runner)
-    labels = {LABEL: NAME, HOST: host}
     folders = visible_folders(place)
-    volumes = ("tree", "env", "config", *folders, *(f"link-{one}" for one in beside.values()))
+    volumes = ("tree", "env", "config", *folders)
+    # What all containers may take together is the pod's bound: its volumes count against that, and each against its own limit.
+    share, bound = jobs.disk_bytes // (1 + len(beside)), {"sizeLimit": str(jobs.disk_bytes)}
     told = json.dumps({"name": name, "names": beside, "proxied": place.reach is not None})
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
@@ -55,8 +66,8 @@ def job(name: str, host: str, place: BoxSetup, settings: Settings, bus: Mapping[
         "terminationGracePeriodSeconds": 1,
         "securityContext": {"runAsUser": UID, "runAsGroup": UID, "fsGroup": UID, "runAsNonRoot": True},
         "volumes": [
-            *({"name": one, "emptyDir": {}} for one in volumes),
-            *({"name": f"tmp-{one}", "emptyDir": {}} for one in beside.values()),
+            *({"name": one, "emptyDir": bound} for one in (*volumes, *(f"tmp-{one}" for one in beside.values()))),
+            *({"name": f"link-{one}", "emptyDir": {"sizeLimit": "1Mi"}} for one in beside.values()),
             *({"name": f"shm-{one}", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}} for one in beside.values()),
         ],
         "containers": [
@@ -66,7 +77,7 @@ def job(name: str, host: str, place: BoxSetup, settings: Settings, bus: Mapping[
                 "command": ["python", "-m", "moothall.wiring.link"],
                 "env": [{"name": key, "value": value} for key, value in {**bus, LINK: told}.items()],
                 "securityContext": _RESTRICTED,
-                "resources": _resources("500m", "50m", _LINK_MEMORY, jobs.disk_bytes),
+                "resources": _resources("500m", "50m", _LINK_MEMORY, share),
                 "volumeMounts": [
                     {"name": "tree", "mountPath": WORKSPACE},
                     {"name": "env", "mountPath": ENVIRONMENT},
@@ -75,7 +86,7 @@ def job(name: str, host: str, place: BoxSetup, settings: Settings, bus: Mapping[
                     *({"name": one, "mountPath": f"/shown/{one.removeprefix('shown-')}"} for one in folders),
                 ],
             },
-            *(_hands(one, place, settings) for one in beside.values()),
+            *(_hands(one, place, settings, share) for one in beside.values()),
         ],
     }
     wanted = {
@@ -88,17 +99,17 @@ def job(name: str, host: str, place: BoxSetup, settings: Settings, bus: Mapping[
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": name, "labels": labels},
+        "metadata": {"name": name, "labels": dict(labels)},
         "spec": {
             "backoffLimit": 0,
             "activeDeadlineSeconds": jobs.seconds,
             "ttlSecondsAfterFinished": jobs.ttl_seconds,
-            "template": {"metadata": {"labels": labels}, "spec": pod},
+            "template": {"metadata": {"labels": dict(labels)}, "spec": pod},
         },
     }
 
 
-def _hands(name: str, place: BoxSetup, settings: Settings) -> dict[str, Any]:
+def _hands(name: str, place: BoxSetup, settings: Settings, disk: int) -> dict[str, Any]:
     """A container that runs what a model wrote: no credentials, no environment of ours, nothing to write to but its files."""
     limits = place.limits or settings.sandbox
     proxied = place.reach is not None and name == "hands"
@@ -106,12 +117,12 @@ def _hands(name: str, place: BoxSetup, settings: Settings) -> dict[str, Any]:
     cpu = settings.jobs.cpu
     return {
         "name": name,
-        "image": settings.jobs.image,
+        "image": place.image or settings.jobs.image,
         "command": [settings.jobs.python, "-I", "-S", "-c", BOOT.format(module="moothall.inside.hands")],
         "args": ["/link/link.sock", json.dumps(options)],
         "workingDir": WORKSPACE,
         "securityContext": _RESTRICTED,
-        "resources": _resources(cpu, "100m", limits.memory_bytes + _SPARE_MEMORY, settings.jobs.disk_bytes),
+        "resources": _resources(cpu, "100m", limits.memory_bytes + _SPARE_MEMORY, disk),
         "volumeMounts": [
             {"name": "tree", "mountPath": WORKSPACE},
             {"name": "env", "mountPath": ENVIRONMENT, "readOnly": not place.env_writable},

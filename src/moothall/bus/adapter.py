@@ -1,0 +1,14 @@
+"""The bus that the house runs on: beside `bus/nats` itself the one file that names it.
+
+Another bus is a folder beside `nats` that does what `ports.Bus` and `bus.raw.RawStore` ask (`testing/bus_contract.py` tries it), and the
+same names here.
+"""
+
+from moothall.bus.nats import pruning
+from moothall.bus.nats.asyncapi import asyncapi
+from moothall.bus.nats.carrying import open_carrying
+from moothall.bus.nats.jetstream import JetStreamBus as Bus
+from moothall.bus.nats.jetstream import open_bus
+from moothall.bus.nats.server import embedded_server
+
+__all__ = ["Bus", "asyncapi", "embedded_server", "open_bus", "open_carrying", "pruning"]

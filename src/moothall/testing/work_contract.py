@@ -1,0 +1,215 @@
+"""What every bus must do for us, as cases: how messages are handed out. They run on the bus in memory and on a real NATS server.
+
+Subclass `WorkContract` in a test module that has a fixture `opened`: called with settings of the bus by name (and `secrets`), it returns an
+asynchronous context of a bus that holds nothing yet.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: ASYNC110, S101, D102, PLR2004 - these are tests, and their names say what they hold
+import asyncio
+from typing import Any
+
+import pytest
+
+from moothall import ports
+from moothall.bus import dead
+from moothall.domain.event import Recorded
+from moothall.domain.topic import Channel
+from moothall.errors import InvalidRequest, NotFound, Permanent, Temporary
+from moothall.testing.bus_contract import consuming, letters, requested, seat, seen
+
+
+class WorkContract:
+    """Cases for who takes messages, keeps them, gives them back, and what becomes of those that nobody can take."""
+
+    async def test_work_goes_to_exactly_one_taker(self, opened: Any) -> None:
+        taken: list[tuple[str, str]] = []
+        done = asyncio.Event()
+
+        def taker(name: str) -> ports.Handler:
+            async def take(recorded: Recorded) -> None:
+                taken.append((name, recorded.event.subject))
+                await asyncio.sleep(0.01)
+                if len(taken) == 20:
+                    done.set()
+
+            return take
+
+        async with opened() as bus, consuming(bus, "host-dev", taker("a")), consuming(bus, "host-dev", taker("b")):
+            for number in range(20):
+                await bus.enqueue(Channel.WORK.of("dev"), requested(f"task-{number}"))
+            async with asyncio.timeout(20):
+                await done.wait()
+            assert sorted(task for _, task in taken) == sorted(f"task-{n}" for n in range(20))
+            assert {name for name, _ in taken} == {"a", "b"}
+
+    async def test_work_of_another_role_is_left_alone(self, opened: Any) -> None:
+        got: asyncio.Queue[Recorded] = asyncio.Queue()
+        async with opened() as bus, consuming(bus, "host-qa", got.put):
+            await bus.enqueue(Channel.WORK.of("dev"), requested("task-dev"))
+            await bus.enqueue(Channel.WORK.of("qa"), requested("task-qa"))
+            assert [r.event.subject for r in await seen(got, 1)] == ["task-qa"]
+            assert got.empty()
+
+    async def test_a_temporary_failure_comes_again(self, opened: Any) -> None:
+        got: asyncio.Queue[Recorded] = asyncio.Queue()
+
+        async def handle(recorded: Recorded) -> None:
+            got.put_nowait(recorded)
+            if got.qsize() < 3:
+                raise Temporary("not now")
+
+        async with opened() as bus, consuming(bus, "host-dev", handle):
+            await bus.enqueue(Channel.WORK.of("dev"), requested("task-1"))
+            async with asyncio.timeout(20):
+                while got.qsize() < 3:
+                    await asyncio.sleep(0.01)
+            assert [r.extra["deliveries"] for r in await seen(got, 3)] == ["1", "2", "3"]
+            assert [letter async for letter in dead.letters(bus)] == []
+
+    async def test_what_keeps_failing_is_buried(self, opened: Any) -> None:
+        tries = 0
+
+        async def handle(recorded: Recorded) -> None:
+            nonlocal tries
+            del recorded
+            tries += 1
+            raise Temporary("never now", retry_after=0.01)
+
+        async with opened(max_deliver=3) as bus, consuming(bus, "host-dev", handle):
+            await bus.enqueue(Channel.WORK.of("dev"), requested("task-1"))
+            [letter] = await letters(bus, 1)
+            assert letter.deliveries == tries == 3
+            assert "never now" in letter.reason
+
+    async def test_what_kills_its_handlers_is_buried(self, opened: Any) -> None:
+        """A handler with a bug takes its consumer down; the message comes again, but not for ever."""
+        calls = 0
+
+        async def crash(recorded: Recorded) -> None:
+            nonlocal calls
+            del recorded
+            calls += 1
+            raise ZeroDivisionError
+
+        async with opened(max_deliver=2, ack_wait_seconds=0.3) as bus:
+            await bus.enqueue(Channel.WORK.of("dev"), requested("task-1"))
+            for _ in range(2):
+                with pytest.raises(ExceptionGroup) as caught:
+                    async with asyncio.timeout(20):
+                        await bus.consume("host-dev", crash)
+                assert caught.group_contains(ZeroDivisionError)
+            async with consuming(bus, "host-dev", crash):
+                [letter] = await letters(bus, 1)
+            assert calls == 2
+            assert letter.code == "UNANSWERED"
+
+    async def test_a_dead_letter_can_be_sent_again(self, opened: Any) -> None:
+        got: asyncio.Queue[Recorded] = asyncio.Queue()
+        broken = True
+
+        async def handle(recorded: Recorded) -> None:
+            if broken:
+                raise Permanent("broken")
+            got.put_nowait(recorded)
+
+        async with opened() as bus, consuming(bus, "host-dev", handle):
+            await bus.enqueue(Channel.WORK.of("dev"), requested("task-1"))
+            [letter] = await letters(bus, 1)
+            broken = False
+            await dead.replay(bus, letter.seq)
+            [again] = await seen(got, 1)
+            assert again.event.id == requested("task-1").id
+            assert [each async for each in dead.letters(bus)] == []
+            with pytest.raises(NotFound):
+                await dead.replay(bus, letter.seq)
+
+    async def test_a_cancelled_consumer_gives_back_what_it_held(self, opened: Any) -> None:
+        started = asyncio.Event()
+        got: asyncio.Queue[Recorded] = asyncio.Queue()
+
+        async def stuck(recorded: Recorded) -> None:
+            del recorded
+            started.set()
+            await asyncio.Event().wait()
+
+        async with opened(ack_wait_seconds=3600) as bus:
+            await bus.enqueue(Channel.WORK.of("dev"), requested("task-1"))
+            async with consuming(bus, "host-dev", stuck), asyncio.timeout(20):
+                await started.wait()
+            async with consuming(bus, "host-dev", got.put):
+                [again] = await seen(got, 1)
+            assert again.extra["deliveries"] == "2"
+
+    async def test_long_work_is_not_handed_out_twice(self, opened: Any) -> None:
+        calls = 0
+        done = asyncio.Event()
+
+        async def slow(recorded: Recorded) -> None:
+            nonlocal calls
+            del recorded
+            calls += 1
+            await asyncio.sleep(0.9)
+            done.set()
+
+        async with opened(ack_wait_seconds=0.3) as bus, consuming(bus, "host-dev", slow), consuming(bus, "host-dev", slow):
+            await bus.enqueue(Channel.WORK.of("dev"), requested("task-1"))
+            async with asyncio.timeout(20):
+                await done.wait()
+            assert calls == 1
+
+    async def test_concurrency_is_bounded(self, opened: Any) -> None:
+        running = most = finished = 0
+        done = asyncio.Event()
+
+        async def handle(recorded: Recorded) -> None:
+            nonlocal running, most, finished
+            del recorded
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.02)
+            running -= 1
+            finished += 1
+            if finished == 30:
+                done.set()
+
+        async with opened() as bus, consuming(bus, "collector", handle, concurrency=4):
+            for number in range(30):
+                await bus.publish(seat(number))
+            async with asyncio.timeout(20):
+                await done.wait()
+            assert most == 4
+
+    async def test_only_registered_consumers_are_there(self, opened: Any) -> None:
+        got: asyncio.Queue[Recorded] = asyncio.Queue()
+        async with opened() as bus:
+            with pytest.raises(InvalidRequest, match="no durable consumer 'nobody'; there are collector"):
+                await bus.consume("nobody", got.put)
+
+    async def test_fresh_work_says_so_at_its_first_delivery_alone(self, opened: Any) -> None:
+        got: asyncio.Queue[Recorded] = asyncio.Queue()
+        failing = {"task-2", "task-3"}
+
+        async def take(recorded: Recorded) -> None:
+            got.put_nowait(recorded)
+            task = recorded.event.subject
+            if task in failing:
+                failing.discard(task)
+                raise Temporary("not now") if task == "task-2" else Permanent("never")
+
+        async def marked(count: int) -> list[tuple[str, bool]]:
+            return [(recorded.event.subject, "fresh" in recorded.extra) for recorded in await seen(got, count)]
+
+        async with opened() as bus, consuming(bus, "host-dev", take):
+            await bus.enqueue(Channel.WORK.of("dev"), requested("task-0"))
+            assert await marked(1) == [("task-0", False)]  # by now the consumer knows on which connection it stands
+            await bus.enqueue(Channel.WORK.of("dev"), requested("task-1"), fresh=True)
+            assert await marked(1) == [("task-1", True)]
+            await bus.enqueue(Channel.WORK.of("dev"), requested("task-2"), fresh=True)
+            assert await marked(2) == [("task-2", True), ("task-2", False)]
+            await bus.enqueue(Channel.WORK.of("dev"), requested("task-3"), fresh=True)
+            assert await marked(1) == [("task-3", True)]
+            [letter] = await letters(bus, 1)
+            await dead.replay(bus, letter.seq)
+            assert await marked(1) == [("task-3", False)]

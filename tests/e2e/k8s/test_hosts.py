@@ -1,0 +1,140 @@
+"""Jobs and the hosts that made them: what is kept ready, and what a host that is killed leaves. Needs what `test_jobs` does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from k8s.test_jobs import bare, bus, call, jobs_left, labelled, named  # noqa: F401 - `bus` is a fixture
+from kubernetes import client
+
+from moothall import telemetry
+from moothall.domain.tool import ToolStatus
+from moothall.wiring.trusted import open_hands
+from support.kube.reached import WORKSPACES, configured
+from support.repos import SAMPLE
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
+
+HOST = """
+import asyncio, json, sys
+from pathlib import Path
+from k8s.test_jobs import bare
+from support.repos import SAMPLE
+from support.kube.reached import configured
+from moothall.wiring.trusted import open_hands
+
+async def main():
+    folder, bus = Path(sys.argv[1]), sys.argv[2]
+    async with open_hands(configured(folder, bus, ttl_seconds=0, **json.loads(sys.argv[3]))) as hands:
+        base = await bare(folder, bus, hands, SAMPLE)
+        async with hands.workspaces.open(base, "one"):
+            print("open", flush=True)
+            await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def hosting(folder: Path, url: str, **jobs: Any) -> asyncio.subprocess.Process:
+    """A host in a process of its own, with a workspace open once it says so."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", HOST, str(folder), url, json.dumps(jobs)),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+async def test_a_host_that_is_killed_leaves_no_job(
+    tmp_path: Path,
+    bus: str,  # noqa: F811 - the fixture
+    api: client.ApiClient,
+) -> None:
+    host = await hosting(tmp_path, bus)
+    assert host.stdout is not None
+    async with asyncio.timeout(90):
+        while await host.stdout.readline() != b"open\n":
+            assert host.returncode is None
+    host.kill()
+    await host.wait()
+    assert await jobs_left(api, seconds=80) == []
+
+
+NEVER: dict[str, dict[str, Any]] = {
+    "images that are not there": {"image": "registry.local/nothing:1", "link_image": "registry.local/nothing:1"},
+    "no node": {"node_selector": {"pool": "none"}},
+}
+
+
+@pytest.mark.parametrize("why", NEVER)
+async def test_of_a_killed_host_a_job_whose_link_never_ran_is_deleted_by_another(
+    why: str,
+    tmp_path: Path,
+    bus: str,  # noqa: F811 - the fixture
+    api: client.ApiClient,
+) -> None:
+    host = await hosting(tmp_path, bus, **NEVER[why])
+    async with asyncio.timeout(90):
+        while not await jobs_left(api, seconds=0):
+            await asyncio.sleep(0.05)
+    host.kill()
+    await host.wait()
+    left = await jobs_left(api, seconds=8)
+    assert left, "nothing ends it by itself: it would stay until jobs.seconds are over"
+    async with open_hands(configured(tmp_path / "other", bus, orphan_seconds=6)):
+        assert await jobs_left(api, seconds=40) == []
+
+
+async def test_a_spare_is_used_is_replaced_where_it_was_killed_and_is_gone_at_the_end(
+    tmp_path: Path,
+    bus: str,  # noqa: F811 - the fixture
+    api: client.ApiClient,
+) -> None:
+    async def spare(*known: str) -> str:
+        """Wait for a Job that nobody has taken, other than these."""
+        async with asyncio.timeout(90):
+            while True:
+                for name, labels in (await labelled(api)).items():
+                    if name not in known and "moothall/task" not in labels:
+                        return name
+                await asyncio.sleep(0.2)
+
+    async def of_seat(seat: str) -> str:
+        async with asyncio.timeout(20):
+            while True:
+                for name, labels in (await labelled(api)).items():
+                    if labels.get("moothall/seat") == seat:
+                        return name
+                await asyncio.sleep(0.2)
+
+    async with open_hands(configured(tmp_path, bus, warm=1)) as hands:
+        base = await bare(tmp_path, bus, hands, SAMPLE)
+        with telemetry.bound(task_id="warm", seat="first"):
+            async with hands.workspaces.open(base, "one"):
+                ready = await spare()
+        with telemetry.bound(task_id="warm", seat="second"):
+            async with hands.workspaces.open(base, "two"):
+                assert await of_seat("second") == ready
+                killed = await spare(ready)
+                async with asyncio.timeout(90):
+                    while not (
+                        pods := await asyncio.to_thread(
+                            client.CoreV1Api(api).list_namespaced_pod, WORKSPACES, label_selector=f"job-name={killed}"
+                        )
+                    ).items:
+                        await asyncio.sleep(0.2)
+                await asyncio.to_thread(
+                    client.CoreV1Api(api).delete_namespaced_pod, named(pods.items[0]), WORKSPACES, grace_period_seconds=0
+                )
+        await asyncio.sleep(3)  # until the host has heard of it
+        with telemetry.bound(task_id="warm", seat="third"):
+            async with hands.workspaces.open(base, "three") as workspace:
+                assert (await call(workspace, "files.list", path=".")).status is ToolStatus.SUCCESS
+                assert await of_seat("third") not in {ready, killed}
+                assert await spare(killed) != ready
+    assert await jobs_left(api) == []

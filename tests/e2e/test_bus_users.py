@@ -1,0 +1,197 @@
+"""The users of a house by role on a real NATS server: what each may say and hear, and what it may not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from moothall.bus import registry
+from moothall.bus.codec import encode
+from moothall.bus.nats import accounts
+from moothall.bus.nats.connection import connection
+from moothall.bus.nats.jetstream import JetStreamBus, open_bus
+from moothall.bus.nats.permissions import USERS
+from moothall.domain.event import EventType, new_event
+from moothall.domain.topic import Channel
+from moothall.errors import BusUnavailable
+from support.accounts import House, refused, served
+from support.visitors import tool_house
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    accounts.make(tmp_path / "keys")
+    async with served(tmp_path, tmp_path / "keys") as house:
+        yield house
+
+
+@pytest.fixture
+async def made(house: House) -> AsyncIterator[JetStreamBus]:
+    """The bus of who decides, who has made the streams."""
+    async with open_bus(house.of("collector"), house.url) as bus:
+        yield bus
+
+
+async def test_who_decides_makes_the_streams_and_the_others_find_them(house: House) -> None:
+    with pytest.raises(BusUnavailable, match="may these credentials make them"):
+        async with open_bus(house.of("hosts"), house.url):
+            pytest.fail("it made them")
+    async with AsyncExitStack() as stack:
+        for name in ("collector", *USERS):
+            await stack.enter_async_context(open_bus(house.of(name), house.url))
+
+
+async def test_an_event_goes_from_role_to_role(house: House, made: JetStreamBus) -> None:
+    async with open_bus(house.of("api"), house.url) as door, open_bus(house.of("hosts"), house.url) as host:
+        asked = new_event(EventType.DELIBERATION_REQUESTED, "t", {"task_id": "t", "description": "x" * 300_000})  # as a blob
+        await door.create(asked)
+        await door.enqueue(Channel.WORK.of("dev"), asked)
+        taken: asyncio.Queue[str] = asyncio.Queue()
+
+        async def handle(recorded: object) -> None:
+            await host.publish(new_event(EventType.SEAT_TURN, "t", {"task_id": "t", "turn": 1}, ordinal=1))
+            taken.put_nowait(str(recorded))
+
+        async def state(_: object) -> tuple[dict[str, str], bytes]:
+            return {"host": "one"}, b""
+
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            working = group.create_task(host.consume("host-dev", handle))
+            answering = group.create_task(host.answer(Channel.HOSTS.of("fleet"), state))
+            assert "xxx" in await taken.get()
+            said = [one async for one in door.ask_all(Channel.HOSTS.of("fleet"), {"ask": "state"}, 1)]
+            working.cancel()
+            answering.cancel()
+        assert said == [{"host": "one"}]
+        kinds = [one.event.type async for one in made.replay([Channel.RESULTS.of("t")])]
+        assert kinds == [EventType.DELIBERATION_REQUESTED, EventType.SEAT_TURN]
+        assert (await made.state("WORK")).messages == 0
+
+
+async def test_a_caller_works_in_a_workspace_of_who_has_the_tools(house: House, made: JetStreamBus, tmp_path: Path) -> None:
+    async with tool_house(tmp_path, {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}, at=house.of("tools")) as tools:
+        opened = await tools.open()
+        written = await tools.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
+        tests = await tools.call(opened, "tests.make", "r-2")
+        assert (written.status, tests.status) == ("success", "success")
+        kinds = [one.event.type async for one in made.replay([Channel.TOOLS.all])]
+        assert kinds == [EventType.TOOL_FINISHED] * 2
+    audit = [one.event.type async for one in made.replay([Channel.AUDIT.all])]
+    assert EventType.AUDIT_RECORDED in audit
+
+
+_COLLECTOR = "$JS.API.CONSUMER.{}.EVENTS.collector"
+_HOST = "$JS.API.CONSUMER.{}.WORK.host-dev"
+
+
+@pytest.mark.parametrize(
+    ("who", "subject"),
+    [
+        # what only the collector decides, and what only doors are asked
+        *(
+            ("hosts", one)
+            for one in (
+                "agent.responses.t",
+                "agent.words.t",
+                "agile.events.s",
+                "agent.requests.DEV",
+                "council.local",
+                "tool.requests.w",
+                "$KV.deliberations.t",
+                "$KV.tools.local.x",
+                "$KV.revoked.x",
+                "$KV.leases.graph",
+                "$JS.ACK.EVENTS.collector.1.1.1.1.1",
+                "_INBOX.collector.x",
+                "$JS.API.STREAM.CREATE.MINE",
+                "$JS.API.STREAM.UPDATE.EVENTS",
+                "$JS.API.STREAM.PURGE.EVENTS",
+                "$JS.API.STREAM.DELETE.EVENTS",
+                "$JS.API.STREAM.MSG.DELETE.EVENTS",
+                *(_COLLECTOR.format(act) for act in ("CREATE", "DELETE", "MSG.NEXT")),
+            )
+        ),
+        # what a host is
+        *(
+            (who, one)
+            for who in ("api", "tools")
+            for one in (
+                "agent.progress.a",
+                "agent.taken.t",
+                "agent.text.t",
+                "agent.metrics.host",
+                "$JS.ACK.WORK.host-dev.1.1.1.1.1",
+                *(_HOST.format(act) for act in ("CREATE", "DELETE", "MSG.NEXT")),
+            )
+        ),
+        *(("api", one) for one in ("workspace.link.job-1-in", "tool.results.w", "audit.local", "$KV.rates.x")),
+        *(("collector", one) for one in ("workspace.link.job-1-in", "tool.results.w", _HOST.format("MSG.NEXT"))),
+    ],
+)
+async def test_nobody_says_what_is_anothers_to_say(house: House, who: str, subject: str) -> None:
+    assert "permissions violation for publish" in await refused(house.of(who), publish=subject)
+
+
+@pytest.mark.parametrize(
+    ("who", "subject"),
+    [
+        *((who, one) for who in USERS for one in ("_INBOX.>", ">", "agent.>", "agent.responses.t", "$KV.>", "$JS.>")),
+        *((who, one) for who in ("api", "collector") for one in ("workspace.link.job-1-out", "host.requests.fleet")),
+        *((who, "graph.questions.*") for who in ("api", "tools", "hosts")),
+    ],
+)
+async def test_nobody_hears_what_another_is_told_or_asked(house: House, who: str, subject: str) -> None:
+    assert "permissions violation for subscription" in await refused(house.of(who), subscribe=subject)
+
+
+async def test_a_decision_among_what_seats_say_is_none(house: House, made: JetStreamBus) -> None:
+    decided = new_event(EventType.DELIBERATION_DECIDED, "t", {"task_id": "t", "status": "COMPLETED"})
+    async with open_bus(house.of("hosts"), house.url) as host:
+        await host.put_raw("agent.results.t", encode(decided), message_id="forged")
+    assert (await made.state("EVENTS")).messages == 1
+    assert [one async for one in made.replay()] == []
+    heard: list[str] = []
+
+    async def handle(recorded: object) -> None:
+        heard.append(str(recorded))
+
+    async with asyncio.TaskGroup() as group:
+        working = group.create_task(made.consume("collector", handle))
+        async with asyncio.timeout(20):
+            while (await made.state("DEAD")).messages < 1:
+                await asyncio.sleep(0.05)
+        working.cancel()
+    assert heard == []
+
+
+async def test_a_consumer_carries_nothing_into_the_log(house: House, made: JetStreamBus) -> None:
+    """The server delivers for a consumer only where somebody hears; no role may hear a subject that is stored, see above."""
+    async with connection(house.of("hosts"), house.url, on_lost=lambda: None) as client:
+        await client.publish("$KV.budgets.local.x", encode(new_event(EventType.DELIBERATION_DECIDED, "t", {"task_id": "t"})))
+        for number, deliver in enumerate(("agent.responses.t", "agent.requests.dev", "$KV.deliberations.t")):
+            config = {"name": f"c{number}", "deliver_subject": deliver, "ack_policy": "none"}
+            asked = json.dumps({"stream_name": "KV_budgets", "config": config}).encode()
+            answer = await client.request(f"$JS.API.CONSUMER.CREATE.KV_budgets.c{number}", asked)
+            assert json.loads(answer.data)["config"]["deliver_subject"] == deliver
+        await asyncio.sleep(1)
+    assert (await made.state("KV_budgets")).messages == 1
+    for stream in ("EVENTS", "WORK", "KV_deliberations"):
+        assert (await made.state(stream)).messages == 0
+
+
+def test_every_stored_subject_is_somebodys_to_send() -> None:
+    sent = {channel for user in USERS.values() for channel in user.sends}
+    stored = {
+        channel
+        for channel in Channel
+        if any(registry.covers(kept, registry.subject(channel.all)) for stream in registry.STREAMS for kept in stream.subjects)
+    }
+    assert stored <= sent
+    assert set(registry.DURABLES) == {durable for user in USERS.values() for durable in user.takes}

@@ -1,0 +1,129 @@
+"""The examples for pipelines in docs/doors.md, taken off the page and run against a house that serves, with a repository by its URL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import yaml
+from served import served
+
+from house import QUICK, Command
+from moothall.testing.model import ScriptedModel
+from support.githttp import git_server
+from support.repos import Repo, make_sample
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+PAGE = (Path(__file__).parents[2] / "docs/doors.md").read_text(encoding="utf-8")
+SERVER = "grpc.moothall.example:443"
+PROVEN, UNPROVEN = 'Add hello_world() function to src/utils.py; say "hi" and $(touch MISUSED)', "Write NOTES down"
+
+
+def example(name: str) -> Any:
+    """The block of the page below a line that names it."""
+    block = re.search(rf"^{re.escape(name)}:\n\n((?:    .*\n|\n)+)", PAGE, re.MULTILINE)
+    assert block is not None, f"the page has no example for {name}"
+    return yaml.safe_load(block[1])
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """A house that serves, and what a pipeline knows: the repository's URL without its name, its last commit, the file with the token."""
+
+    at: str
+    url: str
+    sha: str
+    token: Path
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def house(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    folder = tmp_path_factory.mktemp("pipelines")
+    sample = make_sample(folder / "sample")
+    sha = sample.head
+    (folder / "git/acme").mkdir(parents=True)
+    sample.git("clone", "--quiet", "--bare", str(sample.path), str(folder / "git/acme/app"))
+    with git_server(folder / "git") as server:
+        settings = {
+            **QUICK,
+            "MOOTHALL_RAY__MODE": "process",
+            "MOOTHALL_WORKSPACE__ALLOWED_SCHEMES": '["http"]',
+            "MOOTHALL_HTTP__ALLOW": json.dumps([server.url.removeprefix("http://")]),
+        }
+        command = Command(folder / "data", model.base_url, settings)
+        async with served(command):
+            yield House(command.served_at, server.url, sha, command.data_dir / "token")
+        assert Repo(folder / "git/acme/app").git("branch", "--list", "moothall/*") == "", "nothing is pushed unasked"
+
+
+async def run(script: str, folder: Path, variables: Mapping[str, str]) -> tuple[int, str]:
+    """Run a step's script as both kinds of runner do: under bash that ends at the first command that fails."""
+    command = Command(
+        folder / "mine", extra={"MOOTHALL_LOG__LEVEL": "error", **variables}
+    )  # a machine that knows nothing of the house
+    environment = command.environment()
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    process = await asyncio.create_subprocess_exec(
+        "bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script,
+        cwd=folder, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    async with asyncio.timeout(300):
+        said, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+def check(folder: Path, summary: Path, ended: tuple[int, str], task: str) -> None:
+    """The exit code and the ranking are those of a task that is proven, or not."""
+    code, said = ended
+    assert code == (0 if task == PROVEN else 3), said
+    told = summary.read_text(encoding="utf-8")
+    assert "| 1 | " in told
+    assert re.search(r"branch `moothall/[\w-]+`", told)
+    assert ("unproven" in told.lower()) == (task == UNPROVEN), told
+    assert not (folder / "MISUSED").exists()
+
+
+@pytest.mark.parametrize("task", [PROVEN, UNPROVEN], ids=["proven", "unproven"])
+async def test_the_step_of_github_ends_as_the_deliberation_does(house: House, tmp_path: Path, task: str) -> None:
+    install, step = example("GitHub Actions")
+    assert install == {"run": "pip install moothall"}
+    assert step["shell"] == "bash"
+    given = {"${{ secrets.MOOTHALL_TOKEN }}": house.token.read_text(encoding="utf-8"), "${{ inputs.task }}": task}
+    assert "${{" not in step["run"], "what a caller says would be part of the script"
+    summary = tmp_path / "summary.md"
+    variables = {name: given[value] for name, value in step["env"].items()} | {
+        "GITHUB_SERVER_URL": house.url,
+        "GITHUB_REPOSITORY": "acme/app",
+        "GITHUB_SHA": house.sha,
+        "GITHUB_STEP_SUMMARY": str(summary),
+    }
+    assert step["run"].count(SERVER) == 1
+    check(tmp_path, summary, await run(step["run"].replace(SERVER, house.at), tmp_path, variables), task)
+
+
+@pytest.mark.parametrize("task", [PROVEN, UNPROVEN], ids=["proven", "unproven"])
+async def test_the_job_of_gitlab_ends_as_the_deliberation_does(house: House, tmp_path: Path, task: str) -> None:
+    job = example("GitLab CI")["deliberate"]
+    install, line = job["script"]
+    assert install == "pip install moothall"
+    variables = {
+        "HOUSE_TOKEN": str(house.token),
+        "TASK": task,
+        "CI_PROJECT_URL": f"{house.url}/acme/app",
+        "CI_COMMIT_SHA": house.sha,
+    }
+    assert line.count(SERVER) == 1
+    ended = await run(line.replace(SERVER, house.at), tmp_path, variables)
+    (summary,) = job["artifacts"]["paths"]
+    assert job["artifacts"]["when"] == "always"
+    check(tmp_path, tmp_path / summary, ended, task)

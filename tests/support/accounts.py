@@ -1,0 +1,85 @@
+"""A nats-server of one's own with the accounts that `moothall bus keys` makes, stopped and started again on what it stored."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import nats.errors
+from nats.aio.client import Client, RawCredentials
+
+from moothall.bus.nats import accounts
+from moothall.bus.nats.server import _binary
+from moothall.config import BusSettings
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """A server's address and the keys of its house."""
+
+    url: str
+    keys: Path
+
+    def of(self, name: str) -> BusSettings:
+        """What whoever has the credentials of that name comes with."""
+        return BusSettings(url=self.url, credentials_file=self.keys / f"{name}.creds")
+
+    @property
+    def services(self) -> BusSettings:
+        return self.of("services")
+
+    def link(self, name: str, seconds: int = 60) -> BusSettings:
+        said = accounts.mint((self.keys / "links.json").read_text(encoding="utf-8"), name, seconds)
+        return BusSettings.model_validate({"url": self.url, "credentials": said})
+
+
+@asynccontextmanager
+async def served(folder: Path, keys: Path) -> AsyncIterator[House]:
+    """Run the server with these keys while the block does; what it stores lies in `folder`."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    conf = folder / "nats.conf"
+    store = json.dumps(str(folder / "js"))
+    said = f"listen: 127.0.0.1:{port}\njetstream {{ store_dir: {store} }}\n{(keys / 'accounts.conf').read_text(encoding='utf-8')}"
+    conf.write_text(said, encoding="utf-8")
+    server = await asyncio.create_subprocess_exec(_binary(), "-c", str(conf), stderr=asyncio.subprocess.PIPE)
+    assert server.stderr is not None
+    try:
+        async with asyncio.timeout(20):
+            while b"Server is ready" not in (line := await server.stderr.readline()):
+                assert line, "the server ended"
+        drain = asyncio.ensure_future(server.stderr.read())
+        yield House(f"nats://127.0.0.1:{port}", keys)
+    finally:
+        server.terminate()
+        await server.wait()
+    await drain
+
+
+async def refused(bus: BusSettings, *, publish: str = "", subscribe: str = "") -> str:
+    """Try it, and return what the server said of it, "" when it said nothing."""
+    said: list[str] = []
+
+    async def error(problem: Exception) -> None:
+        said.append(str(problem).lower())
+
+    assert bus.credentials is not None
+    credentials = RawCredentials(bus.credentials.get_secret_value())
+    client = Client()
+    try:
+        await client.connect(str(bus.url), user_credentials=credentials, error_cb=error, allow_reconnect=False)
+        await (client.publish(publish, b"x") if publish else client.subscribe(subscribe))
+        await client.flush()
+        async with asyncio.timeout(5):
+            while not said:
+                await asyncio.sleep(0.01)
+    except (nats.errors.Error, TimeoutError):
+        pass
+    finally:
+        await client.close()
+    return " ".join(said)
