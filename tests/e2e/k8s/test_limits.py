@@ -66,7 +66,7 @@ async def test_a_pod_that_is_evicted_for_its_disk_is_said(tmp_path: Path, bus: s
 async def test_a_pod_that_pod_security_refuses_is_said(tmp_path: Path, bus: str, api: client.ApiClient) -> None:  # noqa: F811 - the fixture
     settings = configured(tmp_path, bus)
     async with Cluster(settings.jobs, "test") as cluster:
-        made: dict[str, Any] = job("refused", "test", BoxSetup("refused", ()), settings, {})
+        made: dict[str, Any] = job("refused", cluster.labels, BoxSetup("refused", ()), settings, {})
         for container in made["spec"]["template"]["spec"]["containers"]:
             del container["securityContext"]
         await cluster.create(made)
