@@ -11,7 +11,7 @@ from k8s.test_deploy import SAMPLE, inside
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
-TASK = 'ODD: add hello_world() function to src/utils.py\n--; it\'s "quoted" $(touch /data/pwned) `touch /data/pwned` $HOME %s \\n {x}\n'
+TASK = 'ODD: add hello_world() function to src/utils.py\n--; it\'s "quoted" $(touch /data/pwned) `touch /data/pwned` $HOME %s \\n {x}'
 BRANCH = 'it\'s-"$(touch${IFS}pwned)";x&y|`z`'
 BEFORE = "was here: $(id)\n"
 ON_BRANCH = """
@@ -45,8 +45,10 @@ async def test_values_full_of_quotes_and_newlines_change_nothing(installed: dict
     listed = json.loads(await inside("moothall", "list", "--json"))
     (told,) = [one["description"] for one in listed["tasks"] if one["task_id"] == "odd"]
     assert told == TASK
-    refused = await inside("moothall", "log", "tail", "--task", "odd", "--json")
-    assert "holds a control character" in refused, "the one name that no tool takes"
+    events = [json.loads(line) for line in (await inside("moothall", "log", "tail", "--task", "odd", "--json")).splitlines()]
+    turns = [one["data"]["operations"] for one in events if one["type"] == "moothall.seat.turn"]
+    ends = [[operation["status"] for operation in each] for each in turns]
+    assert ends == [["success", "success", "blocked"]] * 3, "a name of two lines is the one that no tool takes"
     assert await inside("find", "/data", "/tmp", "-name", "pwned*", check=False) == "", "nothing was run that is a value"
 
 
