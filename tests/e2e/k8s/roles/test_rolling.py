@@ -5,7 +5,8 @@ the council comes to what it comes to undisturbed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -135,7 +136,14 @@ async def test_a_council_in_its_jobs_comes_to_the_same_while_the_house_is_upgrad
     except Missing as missing:
         pytest.fail(str(missing))
 
+    own = json.loads(await ask("-n", house.SPACE, "get", "secret", "moothall-bus", "-o", "json"))["data"]
+
+    async def give(credentials: Mapping[str, str]) -> None:
+        patch = json.dumps({"data": credentials})
+        await ask("-n", house.SPACE, "patch", "secret", "moothall-bus", "--type=merge", "-p", patch)
+
     async def upgrade() -> None:
+        await give(own)
         await asyncio.to_thread(house.install, home, house.values(counted.url))
         await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
 
@@ -144,6 +152,7 @@ async def test_a_council_in_its_jobs_comes_to_the_same_while_the_house_is_upgrad
         "moothall": f"registry.local/moothall:{before.TAG}",
         "workspace": f"registry.local/moothall-workspace:{before.TAG}",
     }
+    await give({name: own["services.creds"] for name in own if name.endswith(".creds")})  # before, all roles had the same
     await asyncio.to_thread(house.install, home, older)
     await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
     seen = await replaced_under("upgraded-from-before", standing, counted, upgrade)
