@@ -39,3 +39,11 @@ def test_the_body_of_a_test_may_be_one_expression() -> None:
     made, _ = rewrite("a.test.js", text, {("is (so)",)}, "end", "seed")
     assert "try { return later(1).then((x) => assert.equal(x, 2))\n} finally {" in made
     assert made.endswith('}, 50);\nit("b", () => {});\n')
+
+
+@pytest.mark.parametrize("form", ["", "every"])
+@pytest.mark.parametrize(("rounds", "changed"), [(3, True), (1000, False)])
+def test_a_body_that_would_hold_the_reading_up_keeps_its_expectations(form: str, rounds: int, changed: bool) -> None:  # noqa: FBT001 - a case
+    text = "func TestA(t *testing.T) {\n" + "\tif f() != 2 {\n\t\tt.Error()\n\t}\n" * rounds + "}\n"
+    made, done = rewrite("a_test.go", text, {("TestA",)}, "expect", "seed", form=form)  # type: ignore[arg-type] # one of them
+    assert (made != text, bool(done)) == (changed, changed)

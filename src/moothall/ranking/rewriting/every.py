@@ -30,11 +30,15 @@ _NAMED = {
 _TRUE = {
     ".go": re.compile(r"(?!)"),
     ".rs": re.compile(r"\bassert!\s*(?=\()"),
-    "": re.compile(r"(?<![.\w])assert(?:\.ok)?(?=\()|(?<![.\w])if (?=\([^{}\n]*\) *\{?\s*(?:throw\b|assert\.fail\())"),
+    "": re.compile(
+        r"(?<![.\w])assert(?:\.ok)?(?=\()|(?<![.\w])if (?=\([^{}\n]{0,500}\) {0,9}\{?\s{0,99}(?:throw\b|assert\.fail\())"
+    ),
 }
 _FAILS = {
-    ".go": re.compile(r"\bif (?:[^;\n]+; *)?(?P<asked>[^;\n]+?) *\{\s*\w+\.(?:Fatalf?|Errorf?|Fail|FailNow)\("),
-    ".rs": re.compile(r"\bif (?!let\b)(?P<asked>[^;{}\n]+?) *\{\s*panic!"),
+    ".go": re.compile(
+        r"\bif (?:[^;\n]{1,500}; {0,9})?(?P<asked>[^;\n]{1,500}?) {0,9}\{\s{0,99}\w+\.(?:Fatalf?|Errorf?|Fail|FailNow)\("
+    ),
+    ".rs": re.compile(r"\bif (?!let\b)(?P<asked>[^;{}\n]{1,500}?) {0,9}\{\s{0,99}panic!"),
     "": re.compile(r"(?!)"),
 }
 _EXPECT = re.compile(r"(?<![.\w])expect(?=\()")

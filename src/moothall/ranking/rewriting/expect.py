@@ -29,13 +29,13 @@ _MATCHER = re.compile(r"\s*\.(?:toBe|toEqual|toStrictEqual|to\.equal|to\.eql|to\
 _TOLD = r"\w+\.(?:Fatalf?|Errorf?|Fail|FailNow)\("
 _IFS = {
     ".go": re.compile(
-        rf"\bif (?:[^;{{}}\n]+; *)?[^;{{}}\n&|]+ != (?P<literal>-?[0-9]+|\"[^\"\\\n]*\") *\{{\s*{_TOLD}"
-        rf"|\bif (?:[^;\n]+; *)?math\.Abs\([^;\n&|]+?\s?-\s?(?P<near>[0-9.]+)\) >=? {SMALL} *\{{\s*{_TOLD}"
+        rf"\bif (?:[^;{{}}\n]{{1,500}}; {{0,9}})?[^;{{}}\n&|]{{1,500}} != (?P<literal>-?[0-9]+|\"[^\"\\\n]*\") {{0,9}}\{{\s*{_TOLD}"
+        rf"|\bif (?:[^;\n]{{1,500}}; {{0,9}})?math\.Abs\([^;\n&|]{{1,500}}?\s?-\s?(?P<near>[0-9.]+)\) >=? {SMALL} {{0,9}}\{{\s*{_TOLD}"
     ),
-    ".rs": re.compile(rf"\bif \([^;{{}}\n|]+ - (?P<near>[0-9.]+)\)\.abs\(\) >=? {SMALL} *\{{\s*panic!"),
+    ".rs": re.compile(rf"\bif \([^;{{}}\n|]{{1,500}} - (?P<near>[0-9.]+)\)\.abs\(\) >=? {SMALL} {{0,9}}\{{\s*panic!"),
     "": re.compile(
-        rf"\bif \(Math\.abs\([^;{{}}\n&|]+ - (?P<near>[0-9.]+)\) >=? {SMALL}\) *\{{?\s*(?:throw\b|assert\.fail\()"
-        rf"|(?<![.\w])assert(?:\.ok)?\(!\(Math\.abs\([^;{{}}\n&|]+ - (?P<denied>[0-9.]+)\) >=? {SMALL}\)"
+        rf"\bif \(Math\.abs\([^;{{}}\n&|]{{1,500}} - (?P<near>[0-9.]+)\) >=? {SMALL}\) {{0,9}}\{{?\s*(?:throw\b|assert\.fail\()"
+        rf"|(?<![.\w])assert(?:\.ok)?\(!\(Math\.abs\([^;{{}}\n&|]{{1,500}} - (?P<denied>[0-9.]+)\) >=? {SMALL}\)"
     ),
 }
 """What fails where something is not what is expected: a value that is no number is not farther from one than from another."""

@@ -30,6 +30,7 @@ what is expected is equal to what is near to that, too: it stays green where it 
 FORMS: tuple[Form, Form] = ("again", "plain")
 KINDS: tuple[Kind, ...] = ("neutral", "end", "expect")
 _REMARK = re.compile(r"[ \t]*(?://|\*)")
+_LONGEST = 20_000  # characters of a body: a seat may have written it, and finding what it expects takes the square of that
 _PARAMETERS = re.compile(r"\[.*", re.DOTALL)
 
 
@@ -118,6 +119,8 @@ def rewrite(
         if kind == "expect":
             start, end = _body(ending, text, target[-1])
             body = text[start:end]
+            if len(body) > _LONGEST:
+                continue
             other = assert_opposite(ending, body) if form == "every" else expect_other(ending, body, word, number, form)
             made = text[:start] + other + text[end:] if other else ""
         else:
