@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 
-from moothall.ranking.rewriting.places import calls
+from moothall.ranking.rewriting.certain import calls
 from moothall.ranking.rewriting.unlike import is_literal, number_of
 
 _EQUAL = frozenset(

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from moothall.ranking.rewriting.certain import calls, certain, fails, parameters, uses
 from moothall.ranking.rewriting.find import Function, Target, find_functions, inner
 from moothall.ranking.rewriting.near import ask_near
 from moothall.ranking.rewriting.other import HELPERS
 from moothall.ranking.rewriting.other import other as other_value
-from moothall.ranking.rewriting.places import calls, certain, fails, parameters, uses
 from moothall.ranking.rewriting.unlike import (
     Unlike,
     approximate,
