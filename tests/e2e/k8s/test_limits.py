@@ -51,10 +51,6 @@ async def test_processes_that_together_use_more_memory_than_the_container_has_ar
     assert base.runs["three"].status == ToolStatus.MEMORY, base.runs["three"]
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="a container of the evicted pod is seen to end before the pod says Evicted, and that is told: `code ended with 0`",
-)
 async def test_a_pod_that_is_evicted_for_its_disk_is_said(tmp_path: Path, bus: str, api: client.ApiClient) -> None:  # noqa: F811 - the fixture
     small = configured(tmp_path, bus, disk_bytes=200_000_000)
     async with open_hands(small) as hands:  # noqa: F811 - not the fixture

@@ -23,6 +23,8 @@ log = get_logger(__name__)
 CALL_SECONDS = 20
 _WATCH_SECONDS, _AGAIN_SECONDS = 300, 1.0
 _GONE, _MISSING = 410, 404
+_REFUSED = "involvedObject.kind=Job,reason=FailedCreate"
+_EVICTED = "involvedObject.kind=Pod,reason=Evicted"  # the pod itself says it only when its last container has ended
 FAILURES = (client.ApiException, HTTPError, OSError, ValueError)
 """What a call of the client raises, of a document that is none too; `words` says what of it is worth reading."""
 
@@ -42,8 +44,15 @@ class Cluster:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._connect)
-        for name, act in (("pods", self._watch_pods), ("events", self._watch_events)):
-            threading.Thread(target=act, name=f"kubernetes-{name}", daemon=True).start()
+        of_ours = {"label_selector": f"{LABEL}={NAME},{HOST}={self.host}"}
+        for what, listing, saw, select in (
+            ("pods", self._core.list_namespaced_pod, self._saw_pod, of_ours),
+            ("refusals", self._core.list_namespaced_event, self._saw_event, {"field_selector": _REFUSED}),
+            ("evictions", self._core.list_namespaced_event, self._saw_event, {"field_selector": _EVICTED}),
+        ):
+            threading.Thread(
+                target=self._watch, args=(listing, saw), kwargs=select, name=f"kubernetes-{what}", daemon=True
+            ).start()
         return self
 
     async def __aexit__(self, *details: object) -> None:
@@ -134,14 +143,6 @@ class Cluster:
         if (future := self._wrong.pop(name, None)) is not None and not future.done():
             future.cancel()
 
-    def _watch_pods(self) -> None:
-        self._watch(self._core.list_namespaced_pod, self._saw_pod, label_selector=f"{LABEL}={NAME},{HOST}={self.host}")
-
-    def _watch_events(self) -> None:
-        self._watch(
-            self._core.list_namespaced_event, self._saw_event, field_selector="involvedObject.kind=Job,reason=FailedCreate"
-        )
-
     def _watch(self, listing: Callable[..., Any], saw: Callable[[str, Mapping[str, Any]], None], **select: str) -> None:
         """Follow what happens until closed; what was missed meanwhile is listed first."""
         while not self._closed.is_set():
@@ -169,7 +170,10 @@ class Cluster:
         self._say(name, trouble.of_pod(pod) or ("its pod was deleted" if kind == "DELETED" else ""))
 
     def _saw_event(self, _kind: str, event: Mapping[str, Any]) -> None:
-        self._say(str((event.get("involvedObject") or {}).get("name")), trouble.of_event(event))
+        of = event.get("involvedObject") or {}
+        name = str(of.get("name"))
+        # A Job's controller puts five characters of its own behind the name of each pod.
+        self._say(name.rpartition("-")[0] if of.get("kind") == "Pod" else name, trouble.of_event(event))
 
     def _say(self, name: str, wrong: str) -> None:
         future = self._wrong.get(name)

@@ -42,8 +42,9 @@ def of_waiting(pod: Mapping[str, Any]) -> str:
 
 
 def of_event(event: Mapping[str, Any]) -> str:
-    """Return why a Job gets no pod: a quota, pod security, what else an admission refuses."""
-    return _say("the cluster refuses its pod", event.get("message"))
+    """Return why a Job gets no pod (a quota, pod security, what else an admission refuses), or why its node evicts the one that it has."""
+    evicted = event.get("reason") == "Evicted"
+    return _say("its pod was ended: Evicted" if evicted else "the cluster refuses its pod", event.get("message"))
 
 
 def _say(what: str, why: object) -> str:

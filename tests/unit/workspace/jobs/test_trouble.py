@@ -40,3 +40,5 @@ def test_what_a_pod_waits_for_and_why_a_job_gets_none() -> None:
     assert trouble.of_waiting({"status": {"conditions": [{"type": "PodScheduled", "status": "True"}]}}) == ""
     event = {"message": 'pods "x" is forbidden: exceeded quota: walls'}
     assert trouble.of_event(event).startswith("the cluster refuses its pod: pods")
+    evicted = {"reason": "Evicted", "message": "Pod ephemeral local storage usage exceeds 200M"}
+    assert trouble.of_event(evicted) == "its pod was ended: Evicted: Pod ephemeral local storage usage exceeds 200M"
