@@ -32,7 +32,7 @@ async def verify(settings: Settings, *, approvals: bool) -> int:
     from moothall.guard.keys import keys_of
     from moothall.wiring.bus import open_log
 
-    keys = keys_of(settings)
+    keys = keys_of(settings.guard, settings.data_dir)
     key, hosts, told = keys.audit, keys.of_hosts().audit, StreamChains()
     try:
         async with open_log(settings, lambda _: None) as bus, aclosing(bus.replay((Channel.AUDIT.all,))) as events:

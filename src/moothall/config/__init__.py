@@ -13,6 +13,7 @@ from moothall.config.agents import (
     LimitSettings,
     RunnerSettings,
     SandboxSettings,
+    WorkspaceSections,
     WorkspaceSettings,
 )
 from moothall.config.file import default_file, environment
@@ -59,6 +60,7 @@ __all__ = [
     "TraceSettings",
     "WebSettings",
     "WebhookSettings",
+    "WorkspaceSections",
     "WorkspaceSettings",
     "default_file",
     "environment",

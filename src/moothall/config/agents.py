@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
+import platformdirs
+from pydantic import BaseModel, Field, SecretStr
 
+from moothall.config.jobs import JobSettings
 from moothall.config.section import Section
 
 
@@ -281,3 +283,14 @@ class WasmSettings(Section):
     table_elements: int = Field(100_000, ge=1)
     instances: int = Field(4, ge=1, description="instances, tables and memories of one run, each")
     module_bytes: int = Field(20_000_000, ge=8, description="a module's file; a larger one stops the start")
+
+
+class WorkspaceSections(BaseModel):
+    """What workspaces are made by: all that the room `workspace` is given of the settings."""
+
+    data_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("moothall")))
+    workspace: WorkspaceSettings = WorkspaceSettings()
+    jobs: JobSettings = JobSettings()
+    sandbox: SandboxSettings = SandboxSettings()
+    runner: RunnerSettings = RunnerSettings()
+    wasm: WasmSettings = WasmSettings()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import unquote
 
-import platformdirs
 from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
@@ -24,14 +23,10 @@ from moothall.config.agents import (
     AgentSettings,
     GuardSettings,
     LimitSettings,
-    RunnerSettings,
-    SandboxSettings,
     ToolSettings,
-    WasmSettings,
-    WorkspaceSettings,
+    WorkspaceSections,
 )
 from moothall.config.file import place_of, read_toml, unknown
-from moothall.config.jobs import JobSettings
 from moothall.config.models import Models
 from moothall.config.parts import (
     BusSettings,
@@ -73,14 +68,13 @@ class Secrets(Section):
         return self
 
 
-class Settings(BaseSettings):
+class Settings(WorkspaceSections, BaseSettings):
     """All of it but the sections of the families of tools, which `moothall.settings` adds. Frozen; made once and handed down."""
 
     model_config = SettingsConfigDict(
         env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, nested_model_default_partial_update=True
     )
 
-    data_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("moothall")))
     repository: str = Field("", description="default repository of a deliberation that names none")
     seed: int = Field(0, ge=0, description="base of all sampling seeds")
     llm: LlmSettings = LlmSettings()
@@ -89,14 +83,9 @@ class Settings(BaseSettings):
     )
     bus: BusSettings = BusSettings()
     ray: RaySettings = RaySettings()
-    workspace: WorkspaceSettings = WorkspaceSettings()
-    jobs: JobSettings = JobSettings()
-    sandbox: SandboxSettings = SandboxSettings()
-    runner: RunnerSettings = RunnerSettings()
     limits: LimitSettings = LimitSettings()
     secrets: Secrets = Secrets()
     guard: GuardSettings = GuardSettings()
-    wasm: WasmSettings = WasmSettings()
     agents: AgentSettings = AgentSettings()
     tools: ToolSettings = ToolSettings()
     serve: ServeSettings = ServeSettings()

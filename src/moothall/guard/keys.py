@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moothall.config import Settings
+from moothall.config import GuardSettings
 from moothall.errors import ConfigurationError
 from moothall.guard.approvals import public_key
 
@@ -37,23 +37,17 @@ class Keys:
         return Keys(hashlib.sha256(b"moothall host key\0" + self.guard).digest(), public_key(self.guard))
 
 
-def keys_of(settings: Settings) -> Keys:
-    """Return the keys of this data directory. Raises `ConfigurationError`."""
-    return Keys(guard_key(settings))
-
-
-def guard_key(settings: Settings) -> bytes:
-    """Return the key that signs capability tokens: the configured one, else one made from the secret of this data directory, which only its owner can read.
+def keys_of(settings: GuardSettings, data_dir: Path) -> Keys:
+    """Return the keys of this data directory: made of the configured secret, else of one in a file there that only its owner can read.
 
     Raises `ConfigurationError` for one that can be guessed.
     """
-    given = settings.guard.key
-    if given is None:
-        return hashlib.sha256(b"moothall guard key\0" + ensure_token(settings.data_dir, "guard.key").encode()).digest()
-    secret = given.get_secret_value()
+    if settings.key is None:
+        return Keys(hashlib.sha256(b"moothall guard key\0" + ensure_token(data_dir, "guard.key").encode()).digest())
+    secret = settings.key.get_secret_value()
     if len(secret) < _KEY_CHARS:
         raise ConfigurationError(f"guard.key has {len(secret)} characters; at least {_KEY_CHARS} are needed, at random")
-    return hashlib.sha256(b"moothall guard key\0" + secret.encode()).digest()
+    return Keys(hashlib.sha256(b"moothall guard key\0" + secret.encode()).digest())
 
 
 def ensure_token(data_dir: Path, name: str = "token") -> str:

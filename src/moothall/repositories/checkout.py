@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from moothall.config import Settings
+from moothall.config import WorkspaceSections
 from moothall.domain.repository import Base
 from moothall.repositories.clone import TrustedClone
 from moothall.sandbox.spawn import drop_uid, own
@@ -21,7 +21,7 @@ _DEEPEST = 3
 Progress = Callable[[str], None]
 
 
-async def check_out(clone: TrustedClone, base: Base, dest: Path, settings: Settings, tell: Progress) -> None:
+async def check_out(clone: TrustedClone, base: Base, dest: Path, settings: WorkspaceSections, tell: Progress) -> None:
     """Write the files of `base` below `dest` and give them to the sandbox's uid. What cannot be had is said, and left as it is."""
     await clone.checkout(base.sha, dest)
     await _submodules(clone, base.sha, dest, tell, _DEEPEST)

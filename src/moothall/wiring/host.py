@@ -97,7 +97,11 @@ async def _host(
     metrics.HOST.set(1, node or platform.node())
     async with AsyncExitStack() as stack:
         models = await stack.enter_async_context(open_models(settings.choice, model_url))
-        writer, keys, far = f"{name}-{digest(bus_url)[:8]}", keys_of(settings) if home is None else home.keys, None
+        writer, keys, far = (
+            f"{name}-{digest(bus_url)[:8]}",
+            keys_of(settings.guard, settings.data_dir) if home is None else home.keys,
+            None,
+        )
         if home is not None:
             writer = f"{writer}-{disk_of(settings.data_dir)}"  # each disk has chains of its own
             far = None if sees(settings.data_dir, home) else bus

@@ -42,7 +42,7 @@ async def open_rules(
     catalogue = await asyncio.to_thread(catalogue_of, settings, families)
     off = Switches(bus.bucket(SWITCHES), catalogue)
     revoked = Revocations(bus.bucket(REVOKED))
-    own = await asyncio.to_thread(keys_of, settings) if keys is None else keys
+    own = await asyncio.to_thread(keys_of, settings.guard, settings.data_dir) if keys is None else keys
     waiting = parking_of(settings.guard, bus, own)
     await asyncio.gather(off.refresh(), revoked.refresh(), waiting.refresh())
     tokens = Tokens(own.guard, longest_token(settings.guard, settings.limits), revoked=revoked.any)
@@ -162,7 +162,7 @@ async def open_parking(settings: Settings) -> AsyncIterator[Parking]:
     """Yield what waits for an operator now."""
     from moothall.wiring.bus import open_log
 
-    keys = await asyncio.to_thread(keys_of, settings)
+    keys = await asyncio.to_thread(keys_of, settings.guard, settings.data_dir)
     async with open_log(settings, lambda _: None) as bus:
         known = parking_of(settings.guard, bus, keys)
         await known.refresh()

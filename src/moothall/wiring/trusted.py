@@ -119,7 +119,7 @@ def home_of(settings: Settings) -> Home | None:
     """
     if settings.ray.address is None:
         return None
-    home = Home(secrets.token_hex(16), keys_of(settings).of_hosts())
+    home = Home(secrets.token_hex(16), keys_of(settings.guard, settings.data_dir).of_hosts())
     write_private(settings.data_dir / _MARK, home.mark)
     return home
 

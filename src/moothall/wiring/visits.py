@@ -38,7 +38,7 @@ WRITER = "serve"
 async def tool_service(settings: Settings, bus: Bus, rules: Rules, writer: str = WRITER) -> AsyncIterator[Visits]:
     """Answer requests on the bus, and yield what the other doors lead to. At the end every workspace is closed. `writer` names this process in the audit."""
     async with AsyncExitStack() as stack:
-        audit = await stack.enter_async_context(audit_log(settings, bus, keys_of(settings), writer))
+        audit = await stack.enter_async_context(audit_log(settings, bus, keys_of(settings.guard, settings.data_dir), writer))
         hands = await stack.enter_async_context(open_hands(settings))
         gate = Gate(settings.guard, audit, bus.publish, rules, source="executor")
         places = Leaving(hands.workspaces, rules.close_workspace)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moothall.config import SandboxSettings, Settings
+from moothall.config import SandboxSettings, WorkspaceSections
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.inside.confinement import HOME
 from moothall.network.proxy import Proxy
@@ -94,7 +94,7 @@ async def _quietly(*command: str) -> None:
 class Box(ABC):
     """A running executor. One request at a time; the lock is held for a whole request."""
 
-    def __init__(self, place: BoxSetup, folder: Path, settings: Settings) -> None:
+    def __init__(self, place: BoxSetup, folder: Path, settings: WorkspaceSections) -> None:
         self.place = place
         self.folder = folder
         self.upper = folder / "upper"

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from moothall.config import Settings
+from moothall.config import WorkspaceSections
 from moothall.domain.repository import Base, SetupStep
 from moothall.errors import RepositoryError
 from moothall.repositories.checkout import Progress, give
@@ -97,7 +97,7 @@ _OPAQUE = "user.overlay.opaque"
 class Environments:
     """Makes environments, each once, whatever process asks for it."""
 
-    def __init__(self, settings: Settings, pool: BoxPool) -> None:
+    def __init__(self, settings: WorkspaceSections, pool: BoxPool) -> None:
         self._settings = settings
         self._pool = pool
         self._layout = pool.layout

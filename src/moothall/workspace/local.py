@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from moothall.aio import seconds_until
-from moothall.config import SandboxSettings, Settings
+from moothall.config import SandboxSettings, WorkspaceSections
 from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared
@@ -71,7 +71,7 @@ class LocalWorkspace:
         prepared: Prepared,
         *,
         clone: TrustedClone,
-        settings: Settings,
+        settings: WorkspaceSections,
         shelf: Shelf,
         pool: BoxPool,
         remote: Remote | None,
@@ -321,7 +321,7 @@ class LocalWorkspaces:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: WorkspaceSections,
         clones: Callable[[str], TrustedClone],
         remotes: Callable[[str], Remote] | None = None,
         make: MakeBox | None = None,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from moothall.config import Settings
+from moothall.config import WorkspaceSections
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.inside.confinement import BOOT
 from moothall.network.proxy import listener, proxying
@@ -35,7 +35,9 @@ class LocalBox(Box):
     place in every sandbox.
     """
 
-    def __init__(self, place: BoxSetup, folder: Path, settings: Settings, code: Path, shown: Sequence[tuple[Path, str]]) -> None:
+    def __init__(
+        self, place: BoxSetup, folder: Path, settings: WorkspaceSections, code: Path, shown: Sequence[tuple[Path, str]]
+    ) -> None:
         super().__init__(place, folder, settings)
         self._code = code
         self._shown = tuple(shown)

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from yarl import URL
 
-from moothall.config import Indexes, Settings, read_indexes
+from moothall.config import Indexes, WorkspaceSections, read_indexes
 from moothall.network.destinations import Destinations
 from moothall.sandbox.spawn import drop_uid, own
 
@@ -41,7 +41,7 @@ class Reach:
     variables: dict[str, str]
 
 
-def setup_reach(folder: Path, settings: Settings) -> Reach | None:
+def setup_reach(folder: Path, settings: WorkspaceSections) -> Reach | None:
     """Return what a set-up may reach, None without a network; files that it is shown are written to `folder`.
 
     Raises `ConfigurationError` where a configuration of the operator's, or workspace.setup_hosts, cannot be read.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from moothall import telemetry
-from moothall.config import Settings
+from moothall.config import WorkspaceSections
 from moothall.disk import try_lock
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import Bounds
@@ -43,7 +43,7 @@ class BoxPool:
     `shown` is read-only and at the same place in every sandbox. An async context manager with a task group inside: enter and leave it in the same task.
     """
 
-    def __init__(self, settings: Settings, shown: Sequence[tuple[Path, str]] = (), make: MakeBox | None = None) -> None:
+    def __init__(self, settings: WorkspaceSections, shown: Sequence[tuple[Path, str]] = (), make: MakeBox | None = None) -> None:
         self._settings = settings
         self._shown = tuple(shown)
         self._make = make or self._on_this_machine

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from moothall.config import Settings
+from moothall.config import WorkspaceSections
 from moothall.domain import codec
 from moothall.domain.evidence import CheckRun
 from moothall.domain.repository import Base, Prepared
@@ -33,7 +33,7 @@ from moothall.workspace.local import LocalWorkspaces
 class Preparer:
     """Prepares bases with workspaces of this machine."""
 
-    def __init__(self, settings: Settings, clones: Callable[[str], TrustedClone], workspaces: LocalWorkspaces) -> None:
+    def __init__(self, settings: WorkspaceSections, clones: Callable[[str], TrustedClone], workspaces: LocalWorkspaces) -> None:
         self._settings = settings
         self._clones = clones
         self._workspaces = workspaces

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from moothall.aio import seconds_until
-from moothall.config import Settings
+from moothall.config import WorkspaceSections
 from moothall.domain.code import AGENTS_RUN, Ask, BlockRun, CodeBlock
 from moothall.domain.ids import digest
 from moothall.domain.tool import ToolResult, ToolStatus
@@ -55,7 +55,7 @@ class LocalRunner:
     A box serves one tenant, one block at a time, and is thrown away after any block that did not end by itself.
     """
 
-    def __init__(self, settings: Settings, pool: BoxPool) -> None:
+    def __init__(self, settings: WorkspaceSections, pool: BoxPool) -> None:
         self._settings = settings.runner
         self._pool = pool
         sandbox = settings.sandbox

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
-from moothall.config import Settings
+from moothall.config import WorkspaceSections
 from moothall.domain.ids import digest
 from moothall.errors import WorkspaceFailed
 from moothall.repositories.checkout import Progress
@@ -41,7 +41,7 @@ def _is_made(path: str, _status: os.stat_result) -> bool:
 class Archives:
     """Keeps environments in `workspace.environments`, and nothing where that is not set."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: WorkspaceSections) -> None:
         made_on = (settings.workspace.kind, settings.jobs.image, platform.machine(), sys.version, sys.prefix)
         top = settings.workspace.environments
         self._folder = top / digest(*made_on)[:32] if top else None

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from moothall.config import Settings
+from moothall.config import WorkspaceSections
 from moothall.domain.ids import digest
 from moothall.errors import RepositoryError
 from moothall.sandbox.bubblewrap import ENVIRONMENT
@@ -36,7 +36,7 @@ _PYTEST = (
 class Starter:
     """Makes and copies it. One a process; processes that share a data directory share what is made."""
 
-    def __init__(self, settings: Settings, pool: BoxPool) -> None:
+    def __init__(self, settings: WorkspaceSections, pool: BoxPool) -> None:
         self._settings = settings
         self._pool = pool
 

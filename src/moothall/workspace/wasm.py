@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from moothall.config import Settings
+from moothall.config import WorkspaceSections
 from moothall.errors import ConfigurationError, WorkspaceFailed
 from moothall.telemetry import metrics
 from moothall.tools.wasm_tools import WasmTool, read_tools
@@ -26,7 +26,7 @@ _COMPILE_SECONDS = 120.0
 class Shelf:
     """The compiled modules of an operator's folder."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: WorkspaceSections) -> None:
         self._settings = settings
         self._modules: dict[str, str] = {}
         self._tools: dict[str, WasmTool] = {}

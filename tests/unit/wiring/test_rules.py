@@ -54,7 +54,7 @@ async def test_a_second_process_of_the_data_directory_takes_the_tokens_of_the_fi
 
 
 async def test_hosts_elsewhere_check_what_the_house_approves_and_sign_none_of_it(tmp_path: Path) -> None:
-    keys = keys_of(settings(tmp_path))
+    keys = keys_of(settings(tmp_path).guard, tmp_path)
     here, there = keys, pickle.loads(pickle.dumps(keys.of_hosts()))  # noqa: S301 - as Ray hands it on
     assert there.guard not in {here.guard, hashlib.sha256(here.guard).digest()}
     assert here.guard.hex() not in repr(there) + repr(here)

@@ -60,7 +60,7 @@ class McpFamily(Family[McpSettings]):
         from moothall.toolkits.mcp.toolkit import McpTools
 
         own = self.own(settings)
-        return McpTools(settings, own, WebFamily().own(settings), taken_tools(settings, own))
+        return McpTools(settings.sandbox, own, WebFamily().own(settings), taken_tools(settings, own))
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
         """Ask each server what it offers, and compare it with what was taken."""

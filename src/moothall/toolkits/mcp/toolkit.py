@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from moothall.config import Settings, secret_values
+from moothall.config import SandboxSettings, secret_values
 from moothall.domain.secrets import scrub_all
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import CallFailed, NotFound
@@ -29,8 +29,8 @@ _LACKS = "MCP's library is not installed: pip install 'moothall[mcp]'"
 class McpTools:
     """The toolkit of the category `mcp`. `call` is a `ports.Toolkit`. Servers that live on end with their workspace, or with `close`."""
 
-    def __init__(self, settings: Settings, own: McpSettings, http: HttpSettings, tools: Sequence[TakenTool] = ()) -> None:
-        self._own, self._sandbox = own, settings.sandbox
+    def __init__(self, sandbox: SandboxSettings, own: McpSettings, http: HttpSettings, tools: Sequence[TakenTool] = ()) -> None:
+        self._own, self._sandbox = own, sandbox
         self._destinations = Destinations.read(http.allow, only=http.only_allowed)
         self._tools = {one.spec.name: one for one in tools}
         self._secrets = secret_values(own)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moothall.config import Settings
+from moothall.config import WorkspaceSections
 from moothall.errors import PatchRefused, SandboxUnavailable, WorkspaceFailed
 from moothall.network.proxy import Proxy
 from moothall.repositories.changes import ChangeCaps, same
@@ -41,7 +41,7 @@ class Pods:
 class JobBox(Box):
     """A running executor in a Job."""
 
-    def __init__(self, place: BoxSetup, folder: Path, settings: Settings, pods: Pods) -> None:
+    def __init__(self, place: BoxSetup, folder: Path, settings: WorkspaceSections, pods: Pods) -> None:
         super().__init__(place, folder, settings)
         self._cluster, self._bus = pods.cluster, pods.bus
         self.job = f"moothall-{folder.name}"
@@ -264,7 +264,7 @@ class JobBox(Box):
 class CodeBox(Box):
     """The executor beside another in its pod, on the same files, for blocks of Python."""
 
-    def __init__(self, place: BoxSetup, folder: Path, settings: Settings, beside: JobBox) -> None:
+    def __init__(self, place: BoxSetup, folder: Path, settings: WorkspaceSections, beside: JobBox) -> None:
         super().__init__(place, folder, settings)
         self._beside = beside
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 from kubernetes import client
 from kubernetes.utils import parse_quantity
 
-from moothall.config import JobSettings, Settings
+from moothall.config import JobSettings, WorkspaceSections
 from moothall.domain.overview import Finding
 from moothall.errors import ConfigurationError
 from moothall.workspace.box import BoxSetup
@@ -29,7 +29,7 @@ _NEEDED = (
 _Document = Mapping[str, Any]
 
 
-async def examine(settings: Settings, bus: Mapping[str, str]) -> AsyncIterator[Finding]:
+async def examine(settings: WorkspaceSections, bus: Mapping[str, str]) -> AsyncIterator[Finding]:
     """Yield whether the cluster is reached, what we may do there, whether its quota has room, and whether it takes the Job of a workspace.
     `bus`: the environment by which its link would reach the bus.
     """

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from moothall.config import RunnerSettings, Settings
+from moothall.config import RunnerSettings, WorkspaceSections
 from moothall.inside.confinement import BOOT
 from moothall.sandbox.bubblewrap import ENVIRONMENT, UID, WORKSPACE
 from moothall.workspace.box import BoxSetup
@@ -50,7 +50,9 @@ def visible_folders(place: BoxSetup) -> dict[str, str]:
     return {f"shown-{number}": inside for number, (path, inside) in enumerate(ro) if path.is_dir()}
 
 
-def job(name: str, labels: Mapping[str, str], place: BoxSetup, settings: Settings, bus: Mapping[str, str]) -> dict[str, Any]:
+def job(
+    name: str, labels: Mapping[str, str], place: BoxSetup, settings: WorkspaceSections, bus: Mapping[str, str]
+) -> dict[str, Any]:
     """Return the manifest. `labels`: whose it is; `bus`: the environment by which the link reaches the bus."""
     jobs = settings.jobs
     beside = containers(place, settings.runner)
@@ -109,7 +111,7 @@ def job(name: str, labels: Mapping[str, str], place: BoxSetup, settings: Setting
     }
 
 
-def _hands(name: str, place: BoxSetup, settings: Settings, disk: int) -> dict[str, Any]:
+def _hands(name: str, place: BoxSetup, settings: WorkspaceSections, disk: int) -> dict[str, Any]:
     """A container that runs what a model wrote: no credentials, no environment of ours, nothing to write to but its files."""
     limits = place.limits or settings.sandbox
     proxied = place.reach is not None and name == "hands"
