@@ -30,7 +30,14 @@ _VITEST = f"import {{ test }} from 'vitest';\n{_MODULE}"
 
 RUNNERS: Mapping[str, tuple[str, tuple[str, ...], Mapping[str, str]]] = {
     "mocha": ("mocha@11", ("mocha", "--ui", "qunit", "a.test.js", "b.test.mjs"), {"a.test.js": _PLAIN, "b.test.mjs": _MODULE}),
+    "mocha 9, which imports CommonJS": (
+        "mocha@9",
+        ("mocha", "--ui", "qunit", "a.test.js", "b.test.mjs"),
+        {"a.test.js": _PLAIN, "b.test.mjs": _MODULE},
+    ),
+    "mocha 8": ("mocha@8", ("mocha", "--ui", "qunit", "a.test.js", "b.test.mjs"), {"a.test.js": _PLAIN, "b.test.mjs": _MODULE}),
     "jest": ("jest@30", ("jest",), {"a.test.js": _PLAIN, "b.test.js": _PLAIN}),
+    "jest 29": ("jest@29", ("jest",), {"a.test.js": _PLAIN, "b.test.js": _PLAIN}),
     "vitest": ("vitest@3", ("vitest", "run", "--no-file-parallelism"), {"a.test.js": _VITEST, "b.test.js": _VITEST}),
 }
 

@@ -7,6 +7,9 @@ import pytest
 from moothall.ranking.rewriting.every import assert_opposite
 from moothall.ranking.rewriting.rewrite import rewrite
 
+_WHICH = 'if w {\n\t\tt.Errorf("(no %v)", w)\n\t} else {\n\t\tt.Errorf("much")\n\t}'
+"""In which words a test fails."""
+
 
 @pytest.mark.parametrize(
     ("ending", "body", "expected"),
@@ -15,6 +18,9 @@ from moothall.ranking.rewriting.rewrite import rewrite
         (".go", "if a, b := f(); a != b {\n\tt.Fatal()\n}", "if a, b := f(); !(a != b) {\n\tt.Fatal()\n}"),
         (".go", "each(func(x int) {\n\tassert.Equal(t, 2, x)\n})", "each(func(x int) {\n\tassert.NotEqual(t, 2, x)\n})"),
         (".go", "helper(t, f())", ""),
+        (".go", f"if f() != w {{\n\t{_WHICH}\n}}", f"if !(f() != w) {{\n\t{_WHICH}\n}}"),
+        (".go", _WHICH, ""),
+        (".go", "if w {\n\tif f() == nil {\n\t\tt.Error()\n\t}\n}", "if w {\n\tif !(f() == nil) {\n\t\tt.Error()\n\t}\n}"),
         (".rs", "each(|x| assert_eq!(x, 2));", "each(|x| assert_ne!(x, 2));"),
         (".rs", 'assert!(f(1, 2), "why");', 'assert!(!(f(1, 2)), "why");'),
         (".rs", "assert!(false);", ""),

@@ -293,9 +293,10 @@ class CounterProof:
 
     async def _read(self, path: str) -> str:
         if path not in self._texts:
-            self._texts[path] = ""
+            text = ""
             with suppress(NotFound):
-                self._texts[path] = await self.runs.read(path)
+                text = await self.runs.read(path)
+            self._texts[path] = text  # only now: the kinds are run side by side, and no other may take it for empty
         return self._texts[path]
 
     async def _rewritten(

@@ -199,10 +199,10 @@ class DistinguishingInputs:
 
     async def _text(self, path: str) -> str:
         if path not in self._texts:
-            self._texts[path] = ""
+            text = ""
             with suppress(NotFound):
                 text = await self.runs.read(path)
-                self._texts[path] = text if len(text) < TEXT_LIMIT else ""
+            self._texts[path] = text if len(text) < TEXT_LIMIT else ""
         return self._texts[path]
 
     async def _outcomes(self, diff: str, asked: Sequence[ProbedInput]) -> tuple[str, ...]:

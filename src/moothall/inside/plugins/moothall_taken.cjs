@@ -47,12 +47,19 @@ exports.load = function load() {
   const usual = Module._extensions[".js"];
   Module._extensions[".js"] = function (module, name) {
     loading = name;
+    const own = Object.prototype.hasOwnProperty.call(module, "_compile");
+    const compile = module._compile; // with what compiles other languages
+    module._compile = function (text, ...rest) {
+      if (loading === name && texts.has(name)) { // of a file that is imported Node has the text before
+        text = texts.get(name);
+        texts.delete(name);
+      }
+      loading = undefined;
+      if (own) module._compile = compile;
+      else delete module._compile;
+      return compile.call(module, text, ...rest);
+    };
     return usual.call(this, module, name);
-  };
-  const compile = Module.prototype._compile;
-  Module.prototype._compile = function (...given) {
-    loading = undefined;
-    return compile.apply(this, given);
   };
   for (const name of Object.keys(exports)) delete exports[name]; // code under test could ask for them
   if (!Module.register) return writeModules(); // an old Node reads modules from the disk alone
@@ -66,7 +73,7 @@ export function initialize(data) { texts = data; }
 export async function load(url, context, next) {
   const loaded = await next(url, context);
   const source = texts[url];
-  if (source === undefined || loaded.format !== "module") return loaded;
+  if (source === undefined || (loaded.format !== "module" && loaded.source == null)) return loaded; // CommonJS without a source is read above
   delete texts[url];
   return { ...loaded, source };
 }`;

@@ -34,13 +34,15 @@ _TRUE = {
         r"(?<![.\w])assert(?:\.ok)?(?=\()|(?<![.\w])if (?=\([^{}\n]{0,500}\) {0,9}\{?\s{0,99}(?:throw\b|assert\.fail\())"
     ),
 }
+_TOLD = r"\s{0,99}\w+\.(?:Fatalf?|Errorf?|Fail|FailNow)\("
 _FAILS = {
     ".go": re.compile(
-        r"\bif (?:[^;\n]{1,500}; {0,9})?(?P<asked>[^;\n]{1,500}?) {0,9}\{\s{0,99}\w+\.(?:Fatalf?|Errorf?|Fail|FailNow)\("
+        rf"\bif (?:[^;\n]{{1,500}}; {{0,9}})?(?P<asked>[^;\n]{{1,500}}?) {{0,9}}\{{(?:\s{{0,99}}if (?P<which>[^;{{}}\n]{{1,500}}?) {{0,9}}\{{)?{_TOLD}"
     ),
     ".rs": re.compile(r"\bif (?!let\b)(?P<asked>[^;{}\n]{1,500}?) {0,9}\{\s{0,99}panic!"),
     "": re.compile(r"(?!)"),
 }
+_ELSE_FAILS = re.compile(rf"\)\s{{0,99}}\}} else {{0,9}}\{{{_TOLD}")
 _EXPECT = re.compile(r"(?<![.\w])expect(?=\()")
 
 
@@ -48,7 +50,7 @@ def assert_opposite(ending: str, body: str) -> str:
     """Return the body of a test that asserts the opposite, '' where it asserts nothing that is known."""
     ending = ending if ending in _NAMED else ""
     edits: list[tuple[int, int, str]] = [(*m.span("name"), _OPPOSITE[m["name"]]) for m in _NAMED[ending].finditer(body)]
-    spans = [m.span("asked") for m in _FAILS[ending].finditer(body)]
+    spans = [span for match in _FAILS[ending].finditer(body) if (span := _asked(ending, body, match)) is not None]
     for match in _TRUE[ending].finditer(body):
         spans += [at for at in list(arguments(ending, body, match.end()))[:1] if body[slice(*at)].strip() != "false"]
     for start, end in spans:
@@ -61,3 +63,14 @@ def assert_opposite(ending: str, body: str) -> str:
     for start, end, text in sorted(edits, reverse=True):
         body = body[:start] + text + body[end:]
     return body if edits else ""
+
+
+def _asked(ending: str, body: str, match: re.Match[str]) -> tuple[int, int] | None:
+    """Return where that stands which says whether a test fails here, None where it says in which words alone: what is behind `else` fails too."""
+    if ending != ".go":
+        return match.span("asked")
+    given = list(arguments(ending, body, match.end() - 1))
+    either = _ELSE_FAILS.match(body, given[-1][1] if given else match.end())
+    if match["which"]:
+        return match.span("asked" if either else "which")
+    return None if either else match.span("asked")
