@@ -43,6 +43,22 @@ def other(ending: str, body: str) -> str:
         (".js", " assert.strictEqual(f('a'), 'b', 'why'); ", " assert.strictEqual(f('a'), 'bword', 'why'); "),
         (".ts", "\n  const a = f()\n  expect(a).toBe(5)\n", "\n  const a = f()\n  expect(a).toBe(12)\n"),
         (".js", "\n  // why\n  assert.equal(f(1), 0);\n", "\n  // why\n  assert.equal(f(1), 7);\n"),
+        (
+            ".js",
+            " t.assert.deepStrictEqual(f(1), { 'a': ['b', 2] }); ",
+            " t.assert.deepStrictEqual(f(1), { 'a': ['bword', 2] }); ",
+        ),
+        (".js", " expect(f(1)).to.be.deep.equal([[true], 2]); ", " expect(f(1)).to.be.deep.equal([[true], 9]); "),
+        (".js", " expect(f(1)).to.eql('b'); ", " expect(f(1)).to.eql('bword'); "),
+        (".ts", "\n  expect(f(1)).toEqual({a: -1})\n", "\n  expect(f(1)).toEqual({a: 6})\n"),
+        (".rs", ' assert_eq!(f(1), Some(vec!["b".to_string()])); ', ' assert_eq!(f(1), Some(vec!["bword".to_string()])); '),
+        (".rs", " assert_eq!(f(1), Ok((3, true))); ", " assert_eq!(f(1), Ok((10, true))); "),
+        (".go", '\n\tassert.Equal(t, []string{"b", "c"}, f())\n', '\n\tassert.Equal(t, []string{"bword", "c"}, f())\n'),
+        (
+            ".go",
+            '\n\tassert.Equal(t, map[string][]int{"a": {2}}, f())\n',
+            '\n\tassert.Equal(t, map[string][]int{"a": {9}}, f())\n',
+        ),
     ],
 )
 def test_what_is_compared_is_another_value(ending: str, body: str, expected: str) -> None:
@@ -73,6 +89,13 @@ def test_what_is_compared_is_another_value(ending: str, body: str, expected: str
         (".js", " assert.equal(a, `${b}`); "),
         (".js", " t.plan(1); assert.equal(a, 5); "),
         (".js", " assert.equal(a, b, 'why'); "),
+        (".js", " assert.deepEqual(a, [f(1)]); "),
+        (".js", " assert.deepEqual(a, { b: true }); "),
+        (".js", " assert.deepEqual(a, [b ? 'c' : 1]); "),
+        (".js", " assert.deepEqual([1], ['b']); "),
+        (".rs", " assert_eq!(a, vec![f(1)]); "),
+        (".rs", " assert_eq!(a, vec![0; 3]); "),
+        (".go", "\n\tassert.Equal(t, []shop.Item{{1}}, f())\n"),
         (".js", " my.assert.equal(a, 5); "),
     ],
 )

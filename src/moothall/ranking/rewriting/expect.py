@@ -23,9 +23,20 @@ _EARLY = re.compile(r"\breturn\b|\b[sS]kip\w*\b|\bgoto\b|\bexit\b|\bExit\b|\bpla
 _CALLS = {
     ".rs": re.compile(r"\bassert_eq!\s*\("),
     ".go": re.compile(r"\b(?:assert|require)\.(?:Equal|EqualValues)\("),
-    "": re.compile(r"(?<![.\w])assert\.(?:strictEqual|equal|deepStrictEqual|deepEqual)\(|(?<![.\w])expect\("),
+    "": re.compile(r"(?<![.\w])(?:t\.)?assert\.(?:strictEqual|equal|deepStrictEqual|deepEqual)\(|(?<![.\w])expect\("),
 }
-_MATCHER = re.compile(r"\s*\.(?:toBe|toEqual|toStrictEqual|to\.equal|to\.eql|to\.be)\(")
+_MATCHER = re.compile(r"\s*\.(?:toBe|toEqual|toStrictEqual|to\.be|to(?:\.be|\.deep){0,2}\.(?:equal|equals|eql|eqls|eq))\(")
+_LEAF = r'(?P<leaf>-?(?:[0-9]{1,5}\.[0-9]+|[0-9]{1,9})\b|"[^"\\\n{}]*"|\'[^\'\\\n{}]*\')'
+_PARTS = {
+    ".rs": re.compile(
+        rf"{_LEAF}|[\s\[\](),&]|vec!|(?:Some|Ok|Err|None|true|false)\b|String::from|\.(?:to_string|to_owned|into)\(\)"
+    ),
+    ".go": re.compile(
+        rf"(?:\w+|\"[^\"\\\n]*\")(?=:)|{_LEAF}|[\s\[\]{{}},:]|(?:map|string|bool|u?int(?:8|16|32|64)?|float(?:32|64)|byte|rune|any|interface|true|false|nil)\b"
+    ),
+    "": re.compile(rf"(?:[\w$]+|\"[^\"\\\n]*\"|'[^'\\\n]*')(?=\s*:)|{_LEAF}|[\s\[\]{{}},:]|(?:true|false|null)\b"),
+}
+"""Of what an expected list, table or the like is made where it is literals alone; its keys are none of its leaves."""
 _TOLD = r"\w+\.(?:Fatalf?|Errorf?|Fail|FailNow)\("
 _IFS = {
     ".go": re.compile(
@@ -88,6 +99,20 @@ def _is_rest(body: str, wanted: Sequence[tuple[int, int]]) -> bool:
     )
 
 
+def _literal_of(ending: str, body: str, start: int, end: int) -> tuple[int, int] | None:
+    """Return where the literal stands that an argument is, or the first within it; None where it is anything but literals."""
+    if _LITERAL.fullmatch(body, start, end):
+        return start, end
+    at, leaf = start, None
+    while at < end:
+        part = _PARTS[ending].match(body, at, end)
+        if part is None:
+            return None
+        leaf = leaf or (part.span() if part["leaf"] else None)
+        at = part.end()
+    return leaf
+
+
 def _literals(ending: str, body: str, until: int, *, sure: bool) -> Iterator[tuple[int, int]]:
     for match in _CALLS[ending].finditer(body, 0, until):
         if not is_outermost(ending, body, match.start()):
@@ -104,7 +129,7 @@ def _literals(ending: str, body: str, until: int, *, sure: bool) -> Iterator[tup
             wanted = given[:2] if len(given) >= 2 else []  # noqa: PLR2004 - two that are compared; a message may follow
         if sure and _is_rest(body, wanted):
             continue
-        plain = [(start, end) for start, end in wanted if _LITERAL.fullmatch(body, start, end)]
+        plain = [place for given in wanted if (place := _literal_of(ending, body, *given)) is not None]
         yield from plain[-1:] if len(plain) < len(wanted) or "expect" in match[0] else ()
     for match in _IFS[ending].finditer(body, 0, until):
         if is_outermost(ending, body, match.start()):
