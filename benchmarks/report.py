@@ -16,6 +16,8 @@ _NOTES = Path(__file__).resolve().parent / "notes.md"
 """Why something isn't reached, by people who looked into it: it goes below the table as it is."""
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
 _OF_ALL = {"", "What it must reach", "How to run it"}
+_ELSEWHERE = {"In a cluster", "A long day"}
+"""What is measured by itself, and what is said of all does not speak of."""
 _NAMES = {
     "moothall": "**Moothall**",
     "langgraph-sqlite": "LangGraph with SQLite",
@@ -64,15 +66,16 @@ def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
 
 
 def laid_over(old: str, new: str) -> str:
-    """Return a page in which sections that only the older one has stay, as where parts were measured on another machine. Then what is
-    said of all of it, at its head and its end, stays too; a section that is new to it goes before the last.
+    """Return a page in which sections that only the older one has stay, as where parts were measured on another machine. What is said of
+    all of it, at its head and its end, stays too unless all that it speaks of is measured anew; a section that is new to it goes before the last.
     """
     was, now = _sections(old), _sections(new)
     if was.keys() <= now.keys():
         return new
     *kept, last = was
     order = [*kept, *(title for title in now if title not in was), last]
-    measured = {title: text for title, text in now.items() if title not in _OF_ALL}
+    anew = was.keys() - now.keys() <= _ELSEWHERE
+    measured = {title: text for title, text in now.items() if anew or title not in _OF_ALL}
     return "".join({**was, **measured}[title] for title in order).rstrip() + "\n"
 
 
