@@ -52,6 +52,9 @@ def other(ending: str, body: str) -> str:
         (".js", " expect(f(1)).to.eql('b'); ", " expect(f(1)).to.eql('bword'); "),
         (".ts", "\n  expect(f(1)).toEqual({a: -1})\n", "\n  expect(f(1)).toEqual({a: 6})\n"),
         (".rs", ' assert_eq!(f(1), Some(vec!["b".to_string()])); ', ' assert_eq!(f(1), Some(vec!["bword".to_string()])); '),
+        (".rs", " assert_eq!(f(1)[..], ['a', 'b']); ", " assert_eq!(f(1)[..], ['j', 'b']); "),
+        (".rs", " assert_eq!(f(1), 'j'); ", " assert_eq!(f(1), 'k'); "),
+        (".go", "\n\tassert.Equal(t, 'a', f())\n", "\n\tassert.Equal(t, 'j', f())\n"),
         (".rs", " assert_eq!(f(1), Ok((3, true))); ", " assert_eq!(f(1), Ok((10, true))); "),
         (".go", '\n\tassert.Equal(t, []string{"b", "c"}, f())\n', '\n\tassert.Equal(t, []string{"bword", "c"}, f())\n'),
         (

@@ -26,7 +26,7 @@ _CALLS = {
     "": re.compile(r"(?<![.\w])(?:t\.)?assert\.(?:strictEqual|equal|deepStrictEqual|deepEqual)\(|(?<![.\w])expect\("),
 }
 _MATCHER = re.compile(r"\s*\.(?:toBe|toEqual|toStrictEqual|to\.be|to(?:\.be|\.deep){0,2}\.(?:equal|equals|eql|eqls|eq))\(")
-_LEAF = r'(?P<leaf>-?(?:[0-9]{1,5}\.[0-9]+|[0-9]{1,9})\b|"[^"\\\n{}]*"|\'[^\'\\\n{}]*\')'
+_LEAF = r'(?P<leaf>-?(?:[0-9]{1,5}\.[0-9]+|[0-9]{1,9})\b|"[^"\\\n{}]*"|\'[^\'\\\n{}]\')'
 _PARTS = {
     ".rs": re.compile(
         rf"{_LEAF}|[\s\[\](),&]|vec!|(?:Some|Ok|Err|None|true|false)\b|String::from|\.(?:to_string|to_owned|into)\(\)"
@@ -34,7 +34,9 @@ _PARTS = {
     ".go": re.compile(
         rf"(?:\w+|\"[^\"\\\n]*\")(?=:)|{_LEAF}|[\s\[\]{{}},:]|(?:map|string|bool|u?int(?:8|16|32|64)?|float(?:32|64)|byte|rune|any|interface|true|false|nil)\b"
     ),
-    "": re.compile(rf"(?:[\w$]+|\"[^\"\\\n]*\"|'[^'\\\n]*')(?=\s*:)|{_LEAF}|[\s\[\]{{}},:]|(?:true|false|null)\b"),
+    "": re.compile(
+        rf"(?:[\w$]+|\"[^\"\\\n]*\"|'[^'\\\n]*')(?=\s*:)|{_LEAF[:-1]}|'[^'\\\n{{}}]*')|[\s\[\]{{}},:]|(?:true|false|null)\b"
+    ),
 }
 """Of what an expected list, table or the like is made where it is literals alone; its keys are none of its leaves."""
 _TOLD = r"\w+\.(?:Fatalf?|Errorf?|Fail|FailNow)\("
@@ -60,15 +62,17 @@ def expect_other(ending: str, body: str, word: str, number: int, form: str = "")
     early = _EARLY.search(body)
     until = early.start() if early else len(body)
     found = {*_literals(ending, body, until, sure=form == "sure"), *expected_cells(ending, body, until, _LITERAL)}
-    places = sorted((place for place in found if _LITERAL.fullmatch(body, *place)), reverse=True)
+    places = sorted((place for place in found if _is_literal(ending, body, *place)), reverse=True)
     text = body
     for start, end in places:
-        text = text[:start] + _other(text[start:end], word, number, turned=not form) + text[end:]
+        text = text[:start] + _other(ending, text[start:end], word, number, turned=not form) + text[end:]
     return text if places else ""
 
 
-def _other(literal: str, word: str, number: int, *, turned: bool) -> str:
-    """Return another value; of a text one that is as long and has the same letters, where it is to be `turned`."""
+def _other(ending: str, literal: str, word: str, number: int, *, turned: bool) -> str:
+    """Return another value; of a text one that is as long and has the same letters, where it is to be `turned`. What Go and Rust have in
+    single quotes is one character.
+    """
     found = _LITERAL.fullmatch(literal)
     if found is None:
         raise AssertionError("only literals are changed")
@@ -79,6 +83,8 @@ def _other(literal: str, word: str, number: int, *, turned: bool) -> str:
         too_large = any(value <= most < value + number for most in _LARGEST)
         return literal.replace(said, str(value - number if too_large else value + number), 1)
     quote, said = found["quote"], found["text"]
+    if quote == "'" and ending:
+        return literal.replace(f"'{said}'", f"'{'k' if said == 'j' else 'j'}'", 1)
     other = said[::-1] if turned and said != said[::-1] else said + word
     return literal.replace(quote + said, quote + other, 1)
 
@@ -99,9 +105,14 @@ def _is_rest(body: str, wanted: Sequence[tuple[int, int]]) -> bool:
     )
 
 
+def _is_literal(ending: str, body: str, start: int, end: int) -> bool:
+    found = _LITERAL.fullmatch(body, start, end)
+    return found is not None and not (ending and found["quote"] == "'" and len(found["text"]) != 1)
+
+
 def _literal_of(ending: str, body: str, start: int, end: int) -> tuple[int, int] | None:
     """Return where the literal stands that an argument is, or the first within it; None where it is anything but literals."""
-    if _LITERAL.fullmatch(body, start, end):
+    if _is_literal(ending, body, start, end):
         return start, end
     at, leaf = start, None
     while at < end:
