@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,9 +34,17 @@ class Rewritten:
         """The same of a run in which something has to turn red: what was not run at all did not. Raises `WorkspaceFailed`."""
         found = self.results(runs)
         if found and not any(result for _, result in found):
-            why = next((run.output.partition("\n")[0][:200] for run in runs.values() if run.status != "success"), "")
+            why = next((said for run in runs.values() if (said := _complaint(run))), "")
             raise WorkspaceFailed(f"none of its tests was told of{': ' if why else ''}{why}")
         return found
+
+
+def _complaint(run: CheckRun) -> str:
+    """The first line of what it printed where it was ended, and where it built nothing the first that names an error."""
+    for line in run.output.splitlines():
+        if line.strip() and (run.status != "success" or re.search(r"(?i)\berror\b", line)):
+            return line.strip()[:200]
+    return ""
 
 
 Run = Callable[[str, Rewritten], Coroutine[Any, Any, Mapping[str, CheckRun]]]

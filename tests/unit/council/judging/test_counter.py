@@ -37,7 +37,9 @@ class _Runs(FreshRuns):
     async def run(self, checks: Mapping[str, Sequence[str]], *name: str, **asked: Any) -> CheckRuns:
         self.handed.setdefault(name[2], set()).update(asked["instead"])
         verdict = "passed" if name[2] == "neutral" else "failed"
-        return CheckRuns({check: CheckRun(check, Verdict.FAILED, cases=dict.fromkeys(cases, verdict)) for check, cases in checks.items()})
+        return CheckRuns(
+            {check: CheckRun(check, Verdict.FAILED, cases=dict.fromkeys(cases, verdict)) for check, cases in checks.items()}
+        )
 
 
 async def _read(_base: Base, path: str, _limit: int) -> str:
