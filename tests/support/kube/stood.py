@@ -73,6 +73,15 @@ async def all_rolled_out() -> None:
     await rolled_out("statefulset/nats", "statefulset/neo4j", *(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
 
 
+async def none_ends() -> None:
+    """Wait until no pod is on its way out: a rollout is over before that, and who is not told to end yet takes work. Raises `AssertionError`."""
+    for _ in range(240):
+        if not (ending := await ask("-n", SPACE, "get", "pods", "-o", "jsonpath={.items[*].metadata.deletionTimestamp}")).strip():
+            return
+        await asyncio.sleep(0.5)
+    raise AssertionError(f"pods that were to end by {ending} are still there")
+
+
 async def cleared(home: Home) -> None:
     """Take all of the house away, whatever there is of it."""
     await asyncio.to_thread(uninstall, home)
