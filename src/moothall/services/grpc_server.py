@@ -17,12 +17,12 @@ from moothall.domain.identity import Principal
 from moothall.errors import ConfigurationError
 from moothall.services.doors import Doors
 from moothall.services.identity import IdentityInterceptor, is_loopback
-from moothall.services.interceptor import CallInterceptor
+from moothall.services.interceptor import FAREWELL_SECONDS, CallInterceptor
 from moothall.services.protos import services_of
 
 _KEEPALIVE_TIMEOUT_MS = 20_000
 _PING_INTERVAL_MS = 10_000
-_FAREWELL_SECONDS = 2.0
+_LAST_SECONDS = 1.0
 """What the last answers get to be sent."""
 
 
@@ -85,8 +85,9 @@ async def grpc_server(
         await checkup.enter_graceful_shutdown()
         await asyncio.sleep(leave_seconds)
         doors.stopping.set()
-        stopped = asyncio.ensure_future(server.stop(settings.grace_seconds + _FAREWELL_SECONDS))
-        await calls.end(settings.grace_seconds)
+        stopped = asyncio.ensure_future(server.stop(settings.grace_seconds + FAREWELL_SECONDS))
+        await calls.end(settings.grace_seconds, stopped)
+        await server.stop(_LAST_SECONDS)
         await stopped
 
 

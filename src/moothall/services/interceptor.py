@@ -18,6 +18,8 @@ from moothall.services.status import OPEN_SERVICES, RETRY_SECONDS, abort, code_o
 
 log = telemetry.get_logger(__name__)
 
+FAREWELL_SECONDS = 10.0
+"""What calls that are ended get to say so: after that their callers see CANCELLED, which nobody tries again."""
 _OTHER = "other"
 _OF_THE_CALLER = {
     grpc.StatusCode.CANCELLED,
@@ -36,14 +38,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self) -> None:
         self._calls: set[asyncio.Task[Any]] = set()
         self._ended: set[asyncio.Task[Any]] = set()
+        self._over = False
 
-    async def end(self, seconds: float) -> None:
-        """Wait for the calls in flight for so long; then answer those that are left with UNAVAILABLE."""
-        if self._calls:
-            await asyncio.wait(self._calls, timeout=seconds)
+    async def end(self, seconds: float, stopped: asyncio.Future[None]) -> None:
+        """Wait for the calls in flight for so long, or until the server has `stopped`; then answer those that are left with UNAVAILABLE, and
+        those that were taken and come only now.
+        """
+        await asyncio.wait({stopped}, timeout=seconds)
+        self._over = True
         self._ended |= self._calls
         for call in self._ended:
             call.cancel()
+        if self._ended:
+            await asyncio.wait(self._ended, timeout=FAREWELL_SECONDS)
 
     async def intercept_service(
         self,
@@ -79,15 +86,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             assert call is not None  # noqa: S101 - for mypy: a call has a task
             self._calls.add(call)
             try:
-                return await behaviour(request, context)
+                if not self._over:
+                    return await behaviour(request, context)
             except asyncio.CancelledError:
                 if call not in self._ended:
                     raise
                 call.uncancel()
-                why = "this server is stopping; what was asked for goes on: ask again with the same id, another one answers"
-                await abort(context, grpc.StatusCode.UNAVAILABLE, "STOPPING", why, RETRY_SECONDS)
             finally:
                 self._calls.discard(call)
+            why = "this server is stopping; what was asked for goes on: ask again with the same id, another one answers"
+            return await abort(context, grpc.StatusCode.UNAVAILABLE, "STOPPING", why, RETRY_SECONDS)
 
         return answer
 

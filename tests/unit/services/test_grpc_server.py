@@ -15,6 +15,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from moothall import config
+from moothall.domain.identity import Principal
+from moothall.domain.outcome import Outcome
 from moothall.errors import ConfigurationError
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.services.grpc_server import grpc_server
@@ -165,6 +167,26 @@ async def test_a_call_that_waits_for_longer_is_told_to_ask_again_and_what_it_ask
         await answer
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert not (await desk.result("task-1", TOKENS[TOKEN])).status.ended
+
+
+class _SlowDesk(MemoryDesk):
+    """Whose waits are slow to end, as where the bus is."""
+
+    async def wait(self, task_id: str, who: Principal) -> Outcome:
+        try:
+            return await super().wait(task_id, who)
+        finally:
+            await asyncio.sleep(2.3)
+
+
+async def test_it_is_told_so_where_what_it_waited_for_is_slow_to_let_go_too() -> None:
+    desk = _SlowDesk()
+    async with serving(desk, grace_seconds=0.1) as house:
+        call = house.client.Deliberate(pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1"))
+        answer = asyncio.ensure_future(_answered(call))
+        await desk.submitted.wait()
+    with pytest.raises(grpc.aio.AioRpcError, match="ask again with the same id"):
+        await answer
 
 
 async def test_its_health_is_not_serving_while_it_still_takes_calls(desk: MemoryDesk) -> None:
