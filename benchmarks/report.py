@@ -15,9 +15,7 @@ from benchmarks.targets import targets
 _NOTES = Path(__file__).resolve().parent / "notes.md"
 """Why something isn't reached, by people who looked into it: it goes below the table as it is."""
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
-_OF_ALL = {"", "What it must reach", "How to run it"}
-_ELSEWHERE = {"In a cluster", "A long day"}
-"""What is measured by itself, and what is said of all does not speak of."""
+_OF_ALL, _APART = {"", "What it must reach", "How to run it"}, {"In a cluster", "A long day"}  # measured by themselves
 _NAMES = {
     "moothall": "**Moothall**",
     "langgraph-sqlite": "LangGraph with SQLite",
@@ -74,8 +72,7 @@ def laid_over(old: str, new: str) -> str:
         return new
     *kept, last = was
     order = [*kept, *(title for title in now if title not in was), last]
-    anew = was.keys() - now.keys() <= _ELSEWHERE
-    measured = {title: text for title, text in now.items() if anew or title not in _OF_ALL}
+    measured = {title: text for title, text in now.items() if title not in _OF_ALL or was.keys() - now.keys() <= _APART}
     return "".join({**was, **measured}[title] for title in order).rstrip() + "\n"
 
 

@@ -73,8 +73,8 @@ async def all_rolled_out() -> None:
     await rolled_out("statefulset/nats", "statefulset/neo4j", *(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
 
 
-async def none_ends() -> None:
-    """Wait until no pod is on its way out: a rollout is over before that, and who is not told to end yet takes work. Raises `AssertionError`."""
+async def old_pods_gone() -> None:
+    """Wait until no pod is being deleted: a rollout is over before that, and a host that was not told to end yet takes work. Raises `AssertionError`."""
     for _ in range(240):
         if not (ending := await ask("-n", SPACE, "get", "pods", "-o", "jsonpath={.items[*].metadata.deletionTimestamp}")).strip():
             return

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 
+from moothall.ranking.rewriting.tables import GO_FAILS
 from moothall.ranking.syntax.statements import arguments
 
 _OPPOSITE = {
@@ -34,15 +35,14 @@ _TRUE = {
         r"(?<![.\w])assert(?:\.ok)?(?=\()|(?<![.\w])if (?=\([^{}\n]{0,500}\) {0,9}\{?\s{0,99}(?:throw\b|assert\.fail\())"
     ),
 }
-_TOLD = r"\s{0,99}\w+\.(?:Fatalf?|Errorf?|Fail|FailNow)\("
 _FAILS = {
     ".go": re.compile(
-        rf"\bif (?:[^;\n]{{1,500}}; {{0,9}})?(?P<asked>[^;\n]{{1,500}}?) {{0,9}}\{{(?:\s{{0,99}}if (?P<which>[^;{{}}\n]{{1,500}}?) {{0,9}}\{{)?{_TOLD}"
+        rf"\bif (?:[^;\n]{{1,500}}; {{0,9}})?(?P<asked>[^;\n]{{1,500}}?) {{0,9}}\{{(?:\s{{0,99}}if (?P<which>[^;{{}}\n]{{1,500}}?) {{0,9}}\{{)?\s{{0,99}}{GO_FAILS}"
     ),
     ".rs": re.compile(r"\bif (?!let\b)(?P<asked>[^;{}\n]{1,500}?) {0,9}\{\s{0,99}panic!"),
     "": re.compile(r"(?!)"),
 }
-_ELSE_FAILS = re.compile(rf"\)\s{{0,99}}\}} else {{0,9}}\{{{_TOLD}")
+_ELSE_FAILS = re.compile(rf"\)\s{{0,99}}\}} else {{0,9}}\{{\s{{0,99}}{GO_FAILS}")
 _EXPECT = re.compile(r"(?<![.\w])expect(?=\()")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from moothall.ranking.rewriting.tables import SMALL, expected_cells
+from moothall.ranking.rewriting.tables import GO_FAILS, SMALL, expected_cells
 from moothall.ranking.syntax.statements import arguments, is_outermost
 
 _LITERAL = re.compile(
@@ -39,11 +39,10 @@ _PARTS = {
     ),
 }
 """Of what an expected list, table or the like is made where it is literals alone; its keys are none of its leaves."""
-_TOLD = r"\w+\.(?:Fatalf?|Errorf?|Fail|FailNow)\("
 _IFS = {
     ".go": re.compile(
-        rf"\bif (?:[^;{{}}\n]{{1,500}}; {{0,9}})?[^;{{}}\n&|]{{1,500}} != (?P<literal>-?[0-9]+|\"[^\"\\\n]*\") {{0,9}}\{{\s*{_TOLD}"
-        rf"|\bif (?:[^;\n]{{1,500}}; {{0,9}})?math\.Abs\([^;\n&|]{{1,500}}?\s?-\s?(?P<near>[0-9.]+)\) >=? {SMALL} {{0,9}}\{{\s*{_TOLD}"
+        rf"\bif (?:[^;{{}}\n]{{1,500}}; {{0,9}})?[^;{{}}\n&|]{{1,500}} != (?P<literal>-?[0-9]+|\"[^\"\\\n]*\") {{0,9}}\{{\s*{GO_FAILS}"
+        rf"|\bif (?:[^;\n]{{1,500}}; {{0,9}})?math\.Abs\([^;\n&|]{{1,500}}?\s?-\s?(?P<near>[0-9.]+)\) >=? {SMALL} {{0,9}}\{{\s*{GO_FAILS}"
     ),
     ".rs": re.compile(rf"\bif \([^;{{}}\n|]{{1,500}} - (?P<near>[0-9.]+)\)\.abs\(\) >=? {SMALL} {{0,9}}\{{\s*panic!"),
     "": re.compile(

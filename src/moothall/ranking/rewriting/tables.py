@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from moothall.ranking.syntax.statements import arguments, block, is_outermost
 
 WANTED = re.compile(r"want|wanted|expected|exp|out|output")
+GO_FAILS = r"\w+\.(?:Fatalf?|Errorf?|Fail|FailNow)\("
+"""How a test of Go says that it failed."""
 SMALL = r"(?:[0-9.]+e-[0-9]+|0?\.[0-9]+|\w*(?i:eps|tol|delta)\w*)"
 """How near to each other numbers have to be, as it is written."""
 _LEAVES = re.compile(r"\b(?:return|continue|break|goto|[sS]kip\w*|exit|Exit|plan)\b")
@@ -131,7 +133,7 @@ def _uses(text: str, name: str) -> list[int]:
 def _find_comparison_in(ending: str, text: str, name: str) -> int:
     word = re.escape(name)
     if ending == ".go":
-        told = r"\{\s*\w+\.(?:Fatalf?|Errorf?|Fail|FailNow)\([^\n]*\)\s*\}"
+        told = rf"\{{\s*{GO_FAILS}[^\n]*\)\s*\}}"
         init = r"(?:[^;{}\n]+; *)?"
         patterns = [
             rf"\bif {init}(?:[^;{{}}\n&|]+ != {word}|{word} != [^;{{}}\n&|]+|!reflect\.DeepEqual\([^;{{}}\n&|]+, {word}\)) {told}",

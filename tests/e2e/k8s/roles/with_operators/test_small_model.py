@@ -18,7 +18,7 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from support.kube import house, small
 from support.kube.ctl import ask
 from support.kube.programs import Home
-from support.kube.stood import DEPLOYMENTS, none_ends, rolled_out
+from support.kube.stood import DEPLOYMENTS, old_pods_gone, rolled_out
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -35,7 +35,7 @@ async def on_small(standing: Standing, home: Home) -> AsyncIterator[None]:
     said = house.values(small.URL, MOOTHALL_LLM__API_KEY=small.KEY, MOOTHALL_LLM__CONTEXT_TOKENS=str(small.TOKENS))
     await asyncio.to_thread(house.install, home, said)
     await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
-    await none_ends()
+    await old_pods_gone()
     yield
     await ask("-n", house.SPACE, "delete", f"deployment/{small.NAME}", "pvc/weights", "--timeout=60s")
     await ask("delete", "pv", small.VOLUME, "--timeout=60s")
