@@ -19,7 +19,7 @@ from moothall.council.judging.runs import TEXT_LIMIT, FreshRuns
 from moothall.domain.evidence import COUNTER, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal
-from moothall.errors import NotFound, WorkspaceFailed
+from moothall.errors import WorkspaceFailed
 from moothall.guard.alerts import Alert, alert_event
 from moothall.inside.checks import INSTEAD, hidden_tests
 from moothall.ranking.authors import containers
@@ -64,7 +64,6 @@ class CounterProof:
     runs: FreshRuns
     facts: Facts
     limits: LimitSettings
-    _texts: dict[str, str] = field(default_factory=dict)
     _known: dict[str, Evidence] = field(default_factory=dict)
 
     async def confirm(self, proposal: Proposal, proofs: Sequence[Proving], *, time_left: bool = True) -> Evidence | None:
@@ -135,20 +134,20 @@ class CounterProof:
         diff, cases = proposal.diff, proof.cases
         texts = await self._changed_texts(self.runs.exact(diff), proposal.own_tests)
         brought = {part.path: part for part in file_diffs(self.runs.exact(proof.extra)) if part.path in proof.tests}
-        texts |= {path: part.apply("" if part.new else await self._read(path)) for path, part in brought.items()}
+        texts |= {path: part.apply("" if part.new else await self.runs.text(path)) for path, part in brought.items()}
         files = (*self.runs.prepared.files, *(path for path in brought if path not in self.runs.prepared.files))
         kinds = {kind: await self._rewritten(cases, kind, seed, texts, files) for kind in KINDS}
         kinds = {kind: made for kind, made in kinds.items() if made.files}
         if not kinds:
             return _UNTOUCHED
-        originals = {path: texts.get(path) or await self._read(path) for made in kinds.values() for path in made.files}
+        originals = {path: texts.get(path) or await self.runs.text(path) for made in kinds.values() for path in made.files}
         # Who reads on the disk what is expected finds something else, and the same in each kind: nothing there tells these apart.
         shown = {
             path: shown_as(path, text, [place.names for case in cases for place in places(case, [path])], int(seed[:4], 16))
             for path, text in originals.items()
         }
         kinds = {kind: replace(made, files={**originals, **made.files}, shown=shown) for kind, made in kinds.items()}
-        before = {path: await self._read(path) for path in changed_code(self.runs.exact(diff))}
+        before = {path: await self.runs.text(path) for path in changed_code(self.runs.exact(diff))}
         own = says_what_is_equal(self.runs.exact(diff), proposal.own_tests, before)
         rewriting = partial(self._rewritten, seed=seed, changed=texts, within=files)
         for whole in (False, True):
@@ -287,17 +286,9 @@ class CounterProof:
                 and not part.new
                 and part.path in self.runs.prepared.files
             ):
-                text = await self._read(part.path)
+                text = await self.runs.text(part.path)
                 found[part.path] = with_tests_of(part.apply(text), text)
         return found
-
-    async def _read(self, path: str) -> str:
-        if path not in self._texts:
-            text = ""
-            with suppress(NotFound):
-                text = await self.runs.read(path)
-            self._texts[path] = text  # only now: the kinds are run side by side, and no other may take it for empty
-        return self._texts[path]
 
     async def _rewritten(
         self,
@@ -317,7 +308,7 @@ class CounterProof:
         seen: dict[str, None] = {}
         left: set[str] = set()
         for path, found in wanted.items():
-            text = changed.get(path) or await self._read(path)
+            text = changed.get(path) or await self.runs.text(path)
             made, done = text, frozenset[tuple[str, ...]]()
             if len(text) < TEXT_LIMIT and "\ufffd" not in text:  # all of it, and as it is
                 made, done = rewrite(path, text, {place.names for place in found}, kind, digest(seed, path), form=form)
@@ -338,7 +329,7 @@ class CounterProof:
         folder = profile.folders.get(check, "")
         script: Any = None
         with suppress(ValueError, TypeError, KeyError, RecursionError):
-            script = json.loads(await self._read(f"{folder}/package.json".lstrip("/")))["scripts"]["test"]
+            script = json.loads(await self.runs.text(f"{folder}/package.json".lstrip("/")))["scripts"]["test"]
         return hidden_tests(profile.checks.get(check, ()), str(script))
 
     def _check_of(self, case: str) -> str:

@@ -10,8 +10,7 @@ import ast
 import asyncio
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import TypeGuard
@@ -24,7 +23,6 @@ from moothall.council.prompting.excerpt import looks_like_test
 from moothall.domain.evidence import INPUTS, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Proposal
-from moothall.errors import NotFound
 from moothall.ranking.inputs.calls import Input
 from moothall.ranking.syntax.diffs import file_diffs
 
@@ -130,7 +128,6 @@ class DistinguishingInputs:
     runs: FreshRuns
     facts: Facts
     limits: LimitSettings
-    _texts: dict[str, str] = field(default_factory=dict)
 
     async def functions(self, proposals: Sequence[Proposal]) -> tuple[str, ...]:
         """Return the names of what the candidates make differently and what could be run."""
@@ -198,12 +195,8 @@ class DistinguishingInputs:
         return [text for text in read if name in text]
 
     async def _text(self, path: str) -> str:
-        if path not in self._texts:
-            text = ""
-            with suppress(NotFound):
-                text = await self.runs.read(path)
-            self._texts[path] = text if len(text) < TEXT_LIMIT else ""
-        return self._texts[path]
+        text = await self.runs.text(path)
+        return text if len(text) < TEXT_LIMIT else ""
 
     async def _outcomes(self, diff: str, asked: Sequence[ProbedInput]) -> tuple[str, ...]:
         """Return what came of each, `_UNSTEADY` where two processes gave two answers; () where it could not be run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -55,6 +56,7 @@ class FreshRuns:
     read_file: ReadFile
     places: asyncio.Semaphore
     _exact: dict[str, str] = field(default_factory=dict)
+    _texts: dict[str, str] = field(default_factory=dict)
 
     def remember(self, diff: str, exact: str) -> None:
         """Note what a diff was before it was freed of secrets: that is what applies."""
@@ -134,3 +136,12 @@ class FreshRuns:
     async def read(self, path: str) -> str:
         """Return a text file of the base. Raises `NotFound`."""
         return await self.read_file(self.prepared.base, path, TEXT_LIMIT)
+
+    async def text(self, path: str) -> str:
+        """Return a text file of the base, which is read once; '' where there is none."""
+        if path not in self._texts:
+            text = ""
+            with suppress(NotFound):
+                text = await self.read(path)
+            self._texts[path] = text  # only now: others read beside, and may not take it for empty
+        return self._texts[path]
