@@ -156,6 +156,7 @@ def test_what_a_user_says_is_there_in_another_namespace_too(helm: str, tmp_path:
     assert settings["MOOTHALL_JOBS__NAMESPACE"] == "other-workspaces"
     assert "nats-4.nats:6222" in found["ConfigMap", "other", "nats"]["data"]["nats.conf"]
     assert found["PodDisruptionBudget", "other", "nats"]["spec"]["minAvailable"] == 3
+    assert found["PodDisruptionBudget", "other", "hosts"]["spec"]["minAvailable"] == 2, "of three hosts"
     assert found["PersistentVolumeClaim", "other", "moothall"]["spec"]["storageClassName"] == "fast"
     (claim,) = found["StatefulSet", "other", "neo4j"]["spec"]["volumeClaimTemplates"]
     assert claim["spec"]["storageClassName"] == "slow"

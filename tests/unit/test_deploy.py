@@ -184,3 +184,11 @@ def test_the_ray_of_the_hosts_is_the_one_that_the_images_have() -> None:
     assert said["MOOTHALL_RAY__ADDRESS"] == f"{cluster['metadata']['name']}-head-svc.moothall:6379"
     assert said["MOOTHALL_RAY__HOSTS"] == str(cluster["spec"]["workerGroupSpecs"][0]["replicas"])
     assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0", "hosts are put where a processor is offered"
+
+
+def test_a_node_with_a_host_on_ray_can_be_drained() -> None:
+    """`maxUnavailable` is reckoned from the scale of whoever owns the pods, which a RayCluster has not: no pod could be evicted."""
+    cluster, budget, _ = documents(DEPLOY / "components/hosts")
+    assert budget["kind"] == "PodDisruptionBudget"
+    assert budget["spec"]["minAvailable"] == cluster["spec"]["workerGroupSpecs"][0]["replicas"] - 1
+    assert "maxUnavailable" not in budget["spec"]
