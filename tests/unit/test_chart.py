@@ -164,6 +164,27 @@ def test_what_a_user_says_is_there_in_another_namespace_too(helm: str, tmp_path:
     assert named == {"own", "own-bus", "own-accounts", "own-tls", "neo4j", "hosts"}
 
 
+NUMBERS = """
+images: {moothall: "a/moothall:1", workspace: b}
+settings: {MOOTHALL_WORKSPACE__ENVIRONMENTS_BYTES: 50000000000, MOOTHALL_BUS__WAIT_SECONDS: 0, MOOTHALL_GRPC__GRACE_SECONDS: 2.5, MOOTHALL_PAGE__X: false}
+vllm: {enabled: true, contextTokens: 1048576}
+"""
+
+
+def test_numbers_are_what_was_written(helm: str, tmp_path: Path) -> None:
+    """Helm reads those of a file as floats, and takes 0 and false for nothing."""
+    (tmp_path / "values.yaml").write_text(NUMBERS, encoding="utf-8")
+    found = objects(rendered(helm, f"--values={tmp_path}/values.yaml"))
+    settings = found["ConfigMap", "moothall", "moothall"]["data"]
+    assert settings["MOOTHALL_WORKSPACE__ENVIRONMENTS_BYTES"] == "50000000000"
+    assert settings["MOOTHALL_BUS__WAIT_SECONDS"] == "0", "what a user says goes first"
+    assert settings["MOOTHALL_GRPC__GRACE_SECONDS"] == "2.5"
+    assert settings["MOOTHALL_PAGE__X"] == "false"
+    assert settings["MOOTHALL_LLM__CONTEXT_TOKENS"] == "1048576"
+    (server,) = found["Deployment", "moothall", "vllm"]["spec"]["template"]["spec"]["containers"]
+    assert "--max-model-len=1048576" in server["args"]
+
+
 BY_ROLE = """
 images: {moothall: "a/moothall:1", workspace: b}
 settings: {MOOTHALL_GRAPH__URL: "neo4j://graph.example:7687", MOOTHALL_SERVE__LEAVE_SECONDS: 12.5, MOOTHALL_GRPC__GRACE_SECONDS: "60"}

@@ -27,8 +27,23 @@ resources: {requests: {storage: {{ .size }}}}
 {{- end }}
 {{- end }}
 
-{{- /* The services' settings; what a user says goes before what follows from the other values. */}}
+{{- /* A number as it was written: those of a file are floats in Helm, of which large ones would read 5e+10. */}}
+{{- define "moothall.text" -}}
+{{- if kindIs "float64" . -}}
+{{- if eq (floor .) . }}{{ printf "%.0f" . }}{{ else }}{{ . }}{{ end -}}
+{{- else }}{{ . }}{{ end -}}
+{{- end }}
+
+{{- /* The services' settings, as texts; what a user says goes before what follows from the other values, 0 and false too. */}}
 {{- define "moothall.settings" -}}
+{{- $settings := include "moothall.following" . | fromYaml }}
+{{- range $name, $value := .Values.settings }}
+{{- $_ := set $settings $name (include "moothall.text" $value) }}
+{{- end }}
+{{- toJson $settings }}
+{{- end }}
+
+{{- define "moothall.following" -}}
 MOOTHALL_DATA_DIR: /data/moothall
 MOOTHALL_BUS__URL: nats://nats.{{ .Release.Namespace }}:4222
 MOOTHALL_BUS__REPLICAS: {{ .Values.nats.replicas | quote }}
@@ -54,11 +69,11 @@ MOOTHALL_GRAPH__URL: neo4j://neo4j.{{ .Release.Namespace }}:7687
 {{- end }}
 {{- if .Values.vllm.enabled }}
 MOOTHALL_LLM__BASE_URL: http://vllm.{{ .Release.Namespace }}:8000/v1
-MOOTHALL_LLM__CONTEXT_TOKENS: {{ .Values.vllm.contextTokens | quote }}
+MOOTHALL_LLM__CONTEXT_TOKENS: {{ include "moothall.text" .Values.vllm.contextTokens | quote }}
 {{- else if .Values.model.url }}
 MOOTHALL_LLM__BASE_URL: {{ .Values.model.url | quote }}
 {{- with .Values.model.contextTokens }}
-MOOTHALL_LLM__CONTEXT_TOKENS: {{ . | quote }}
+MOOTHALL_LLM__CONTEXT_TOKENS: {{ include "moothall.text" . | quote }}
 {{- end }}
 {{- end }}
 {{- if .Values.secrets.tls }}
