@@ -186,6 +186,13 @@ def test_the_ray_of_the_hosts_is_the_one_that_the_images_have() -> None:
     assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0", "hosts are put where a processor is offered"
 
 
+def test_the_bus_is_of_the_release_that_the_tests_run() -> None:
+    """2.12 takes three quarters of what is free at its start for its bound: half full and restarted, it refused every write."""
+    (image,) = [each for each in kustomization(DEPLOY / "overlays/prod")["images"] if each["name"] == "nats"]
+    lock = (DEPLOY.parents[1] / "requirements/run.txt").read_text(encoding="utf-8")
+    assert f"\nnats-server-bin=={image['newTag']} " in lock
+
+
 def test_a_node_with_a_host_on_ray_can_be_drained() -> None:
     """`maxUnavailable` is reckoned from the scale of whoever owns the pods, which a RayCluster has not: no pod could be evicted."""
     cluster, budget, _ = documents(DEPLOY / "components/hosts")
