@@ -134,10 +134,10 @@ nats: {replicas: 5, storage: {className: fast}}
 workspaces: {namespace: other-workspaces, createNamespace: false}
 ingress: {host: m.example, className: nginx, annotations: {}}
 model: {url: "https://models.example/v1", contextTokens: 8192}
-neo4j: {enabled: true, storage: {className: slow}}
+neo4j: {enabled: true, heap: "2147483648", storage: {className: slow}}
 hosts: {enabled: true, replicas: 3}
 monitoring: {enabled: true}
-egress: {enabled: true, apiServer: [192.0.2.1/32]}
+egress: {enabled: true, apiServer: [192.0.2.1/32, "::1/128"]}
 """
 
 
@@ -241,6 +241,7 @@ def secrets(said: Any) -> Iterable[str]:
         (["--set=settings.llm=x"], "'llm' does not match pattern '^MOOTHALL_"),
         (["--set=services.storage.size=big"], "/services/storage/size"),
         (["--set=ingress.host=m.example"], "ingress.host needs secrets.tls"),
+        (["--set=workspaces.namespace=default"], "workspaces.namespace needs to be another"),
         (["--set=egress.enabled=true"], "egress.enabled needs egress.apiServer"),
         (["--set=roles.enabled=true"], "roles.enabled needs secrets.tls"),
         (["--set=roles.enabled=true,secrets.tls=t"], "roles.enabled needs neo4j.enabled, or settings.MOOTHALL_GRAPH__URL"),
