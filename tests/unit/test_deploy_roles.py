@@ -172,6 +172,13 @@ def test_the_ingress_brings_calls_of_tools_to_them_and_a_browser_back(made: Obje
     assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/affinity"] == "cookie"
 
 
+def test_the_ingresses_let_through_what_the_doors_take(made: Objects, settings: Settings) -> None:
+    for name, most in (("moothall", settings.web.body_bytes), ("moothall-grpc", settings.limits.message_bytes)):
+        said = made["Ingress", "moothall", name]["metadata"]["annotations"]["nginx.ingress.kubernetes.io/proxy-body-size"]
+        assert said.endswith("m")
+        assert int(said[:-1]) * 1024**2 > most, "nginx lets 1m through, where nothing is said"
+
+
 def test_a_drained_node_and_the_processors_use_are_heeded(made: Objects) -> None:
     specs = deployments(made)
     for name in ("moothall-api", "moothall-collector"):
