@@ -38,6 +38,11 @@ def labels_of(whose: Mapping[str, str]) -> dict[str, str]:
     return {label: value for label, value in said.items() if value}
 
 
+def _literal(text: str) -> str:
+    """Return it so that the kubelet leaves it as it is, which reads `$$` as `$` and puts another variable's value for `$(NAME)`."""
+    return text.replace("$", "$$")
+
+
 def containers(place: BoxSetup, runner: RunnerSettings) -> dict[int, str]:
     """Return the containers beside the link, by their stream: one for tools, and one for blocks of CPython on the same files."""
     blocks = bool(place.tree) and runner.enabled and runner.full
@@ -77,7 +82,7 @@ def job(
                 "name": "link",
                 "image": jobs.link_image,
                 "command": ["python", "-m", "moothall.wiring.link"],
-                "env": [{"name": key, "value": value} for key, value in {**bus, LINK: told}.items()],
+                "env": [{"name": key, "value": _literal(value)} for key, value in {**bus, LINK: told}.items()],
                 "securityContext": _RESTRICTED,
                 "resources": _resources("500m", "50m", _LINK_MEMORY, share),
                 "volumeMounts": [
@@ -121,7 +126,7 @@ def _hands(name: str, place: BoxSetup, settings: WorkspaceSections, disk: int) -
         "name": name,
         "image": place.image or settings.jobs.image,
         "command": [settings.jobs.python, "-I", "-S", "-c", BOOT.format(module="moothall.inside.hands")],
-        "args": ["/link/link.sock", json.dumps(options)],
+        "args": ["/link/link.sock", _literal(json.dumps(options))],
         "workingDir": WORKSPACE,
         "securityContext": _RESTRICTED,
         "resources": _resources(cpu, "100m", limits.memory_bytes + _SPARE_MEMORY, disk),

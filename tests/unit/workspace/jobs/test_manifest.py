@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -84,15 +84,23 @@ def test_an_environment_can_be_written_by_set_up_alone() -> None:
     assert not read_only(BoxSetup("setup", (Path("/tree"),), env=Path("/env"), env_writable=True))
 
 
-@given(st.text(max_size=60))
+def expanded(value: str) -> str:
+    """What a kubelet makes of a value or an argument where `A` is a variable that was said before: expand.go of Kubernetes."""
+    return re.sub(r"\$(\$|\(A\))", lambda found: "$" if found[1] == "$" else "another's value", value)
+
+
+@given(st.text(max_size=60) | st.text("$(A)", max_size=9))
+@example("pa$$word")
+@example("$(A)")
 def test_a_value_stays_one_value(text: str) -> None:
-    """Nothing is put into a shell, so quotes, `$()` and newlines are what they are."""
+    """Nothing is put into a shell, and what the kubelet expands is escaped, so quotes, `$()` and newlines are what they are."""
     document = job("one", LABELS, PLACE, SETTINGS, {"MOOTHALL_BUS__URL": text})
     link, hands = document["spec"]["template"]["spec"]["containers"][:2]
-    assert {"name": "MOOTHALL_BUS__URL", "value": text} in link["env"]
-    assert json.loads(next(one["value"] for one in link["env"] if one["name"] == LINK))["name"] == "one"
+    told = {one["name"]: expanded(one["value"]) for one in link["env"]}
+    assert told["MOOTHALL_BUS__URL"] == text
+    assert json.loads(told[LINK])["name"] == "one"
     assert hands["command"][:4] == ["/usr/bin/python3", "-I", "-S", "-c"]
-    assert json.loads(hands["args"][1])["program"] == "moothall.inside.executor"
+    assert json.loads(expanded(hands["args"][1]))["program"] == "moothall.inside.executor"
 
 
 @given(st.dictionaries(st.sampled_from(["task_id", "seat", "tenant", "trace_id"]), st.text(max_size=200)))
