@@ -38,7 +38,9 @@ class JobSettings(Section):
     node_selector: Mapping[str, str] = Field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
     pull_secrets: tuple[str, ...] = Field((), description="names of secrets of the namespace")
-    cpu: str = Field("1", description="what a workspace gets at most; it asks for a tenth of it")
+    cpu: str = Field(
+        "1", pattern=r"^\d+(\.\d+)?m?$", description="what a workspace gets at most, such as 2 or 500m; it asks for a tenth of it"
+    )
     disk_bytes: int = Field(
         8_000_000_000, ge=100_000_000, description="ephemeral storage of a workspace, the checkout and its environment included"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from moothall.config import RunnerSettings, WorkspaceSections
@@ -129,7 +130,7 @@ def _hands(name: str, place: BoxSetup, settings: WorkspaceSections, disk: int) -
         "args": ["/link/link.sock", _literal(json.dumps(options))],
         "workingDir": WORKSPACE,
         "securityContext": _RESTRICTED,
-        "resources": _resources(cpu, "100m", limits.memory_bytes + _SPARE_MEMORY, disk),
+        "resources": _resources(cpu, _tenth(cpu), limits.memory_bytes + _SPARE_MEMORY, disk),
         "volumeMounts": [
             {"name": "tree", "mountPath": WORKSPACE},
             {"name": "env", "mountPath": ENVIRONMENT, "readOnly": not place.env_writable},
@@ -140,6 +141,11 @@ def _hands(name: str, place: BoxSetup, settings: WorkspaceSections, disk: int) -
             {"name": f"shm-{name}", "mountPath": "/dev/shm"},  # noqa: S108 - inside the container
         ],
     }
+
+
+def _tenth(cpu: str) -> str:
+    millis = Decimal(cpu.removesuffix("m")) * (1 if cpu.endswith("m") else 1000)
+    return f"{max(1, int(millis / 10))}m"
 
 
 def _resources(cpu: str, asked: str, memory: int, disk: int) -> dict[str, Any]:

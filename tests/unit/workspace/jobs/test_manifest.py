@@ -63,6 +63,18 @@ def test_it_is_restricted_bounded_and_ends_by_itself() -> None:
     assert job("one", LABELS, PLACE, tolerant, SECRET)["spec"]["template"]["spec"]["tolerations"] == list(tolerations)
 
 
+@pytest.mark.parametrize(("most", "asked"), [("1", "100m"), ("4", "400m"), ("50m", "5m"), ("0.5", "50m"), ("5m", "1m")])
+def test_it_asks_for_a_tenth_of_the_processor_that_it_may_have(most: str, asked: str) -> None:
+    settings = Settings(jobs=JOBS.model_copy(update={"cpu": most}))
+    for one in job("one", LABELS, PLACE, settings, SECRET)["spec"]["template"]["spec"]["containers"][1:]:
+        assert (one["resources"]["requests"]["cpu"], one["resources"]["limits"]["cpu"]) == (asked, most)
+
+
+def test_a_processor_that_is_no_amount_is_named() -> None:
+    with pytest.raises(ValidationError, match="cpu"):
+        JobSettings(cpu="two")
+
+
 @pytest.mark.parametrize("full", [True, False], ids=["two beside the link", "one"])
 def test_all_that_a_pod_writes_is_within_the_bound_of_a_workspace(*, full: bool) -> None:
     settings = Settings(jobs=JOBS, runner=RunnerSettings(full=full))
