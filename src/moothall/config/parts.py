@@ -174,7 +174,8 @@ class GrpcSettings(Section):
     tls_client_ca: Path | None = Field(None, description="PEM; with it, clients need a certificate that it signed, too")
     tokens_file: Path | None = Field(
         None,
-        description="TOML: [[principals]] with token, name, tenant, operator (false) and roles (of po, qa, architect) each; only its owner may read it",
+        description="TOML: [[principals]] with token, name, tenant, operator (false) and roles (of po, qa, architect) each; only its owner may "
+        "read it, and of root's (a Secret's, with defaultMode 0440) the group",
     )
     calls: int = Field(1000, ge=1, description="calls in flight, streams included; more are refused")
     keepalive_seconds: float = Field(30.0, ge=1, description="a silent connection is asked after this long whether it lives")

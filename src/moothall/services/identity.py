@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import os
 import tomllib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -91,6 +92,11 @@ class _Named(BaseModel):
     roles: frozenset[Literal["po", "qa", "architect"]] = frozenset()
 
 
+def is_open(about: os.stat_result, uid: int) -> bool:
+    """Whether others than `uid` may read a file. Of root's, as Kubernetes mounts a Secret, the group is the pod's own."""
+    return bool(about.st_mode & (0o037 if about.st_uid == 0 != uid else 0o077))
+
+
 class _Tokens(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -100,7 +106,7 @@ class _Tokens(BaseModel):
 def _principals(path: Path) -> dict[str, Principal]:
     """Return the principals of a file of tokens. No error of it shows a token."""
     try:
-        mode = path.stat().st_mode
+        about = path.stat()
         found = _Tokens.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigurationError(f"the file of tokens {path} cannot be read: {error.strerror}") from error
@@ -108,8 +114,10 @@ def _principals(path: Path) -> dict[str, Principal]:
         raise ConfigurationError(f"the file of tokens {path} is wrong: {wrong(error)}") from None
     except (ValueError, RecursionError):
         raise ConfigurationError(f"the file of tokens {path} is not TOML") from None
-    if mode & 0o077:
-        raise ConfigurationError(f"the file of tokens {path} can be read by others; run: chmod 600 {path}")
+    if is_open(about, os.geteuid()):
+        raise ConfigurationError(
+            f"the file of tokens {path} can be read by others; run: chmod 600 {path} (of a Secret: defaultMode 0440)"
+        )
     named = {
         item.token.get_secret_value(): Principal(item.name, item.tenant, item.operator, frozenset(item.roles))
         for item in found.principals

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from moothall import config
 from moothall.domain.identity import LOCAL, Principal
 from moothall.errors import ConfigurationError
 from moothall.guard.keys import ensure_token
-from moothall.services.identity import is_loopback, read_tokens
+from moothall.services.identity import is_loopback, is_open, read_tokens
 
 
 def test_the_first_run_makes_a_token_that_only_its_owner_reads(tmp_path: Path) -> None:
@@ -100,6 +101,23 @@ def test_a_wrong_file_of_tokens_is_named_and_no_token_is_shown(tmp_path: Path, t
     with pytest.raises(ConfigurationError, match=wanted) as caught:
         read_tokens(config.GrpcSettings(tokens_file=tokens_file(tmp_path, text, mode)), tmp_path)
     assert "alices-token" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "uid", "open_to_others"),
+    [
+        (0o600, 1000, 1000, False),
+        (0o640, 1000, 1000, True),
+        (0o440, 0, 1000, False),  # a Secret's in a pod that has an fsGroup
+        (0o444, 0, 1000, True),
+        (0o660, 0, 1000, True),
+        (0o440, 0, 0, True),
+        (0o440, 7, 1000, True),
+    ],
+)
+def test_a_secret_of_a_pod_is_its_own(mode: int, owner: int, uid: int, *, open_to_others: bool) -> None:
+    about = os.stat_result((0o100000 | mode, 0, 0, 1, owner, 1000, 0, 0, 0, 0))
+    assert is_open(about, uid) is open_to_others
 
 
 def test_a_missing_file_of_tokens_is_an_error(tmp_path: Path) -> None:
