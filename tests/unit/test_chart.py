@@ -166,7 +166,7 @@ def test_what_a_user_says_is_there_in_another_namespace_too(helm: str, tmp_path:
 
 NUMBERS = """
 images: {moothall: "a/moothall:1", workspace: b}
-settings: {MOOTHALL_WORKSPACE__ENVIRONMENTS_BYTES: 50000000000, MOOTHALL_BUS__WAIT_SECONDS: 0, MOOTHALL_GRPC__GRACE_SECONDS: 2.5, MOOTHALL_PAGE__X: false}
+settings: {MOOTHALL_WORKSPACE__ENVIRONMENTS_BYTES: 50000000000, MOOTHALL_BUS__WAIT_SECONDS: 0, MOOTHALL_GRPC__GRACE_SECONDS: 89.5, MOOTHALL_PAGE__X: false}
 vllm: {enabled: true, contextTokens: 1048576}
 """
 
@@ -178,11 +178,12 @@ def test_numbers_are_what_was_written(helm: str, tmp_path: Path) -> None:
     settings = found["ConfigMap", "moothall", "moothall"]["data"]
     assert settings["MOOTHALL_WORKSPACE__ENVIRONMENTS_BYTES"] == "50000000000"
     assert settings["MOOTHALL_BUS__WAIT_SECONDS"] == "0", "what a user says goes first"
-    assert settings["MOOTHALL_GRPC__GRACE_SECONDS"] == "2.5"
+    assert settings["MOOTHALL_GRPC__GRACE_SECONDS"] == "89.5"
     assert settings["MOOTHALL_PAGE__X"] == "false"
     assert settings["MOOTHALL_LLM__CONTEXT_TOKENS"] == "1048576"
     (server,) = found["Deployment", "moothall", "vllm"]["spec"]["template"]["spec"]["containers"]
     assert "--max-model-len=1048576" in server["args"]
+    assert found["Deployment", "moothall", "moothall"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 90 + 30
 
 
 BY_ROLE = """

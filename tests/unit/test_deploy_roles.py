@@ -11,7 +11,7 @@ import pytest
 
 from moothall.bus.nats.accounts import make
 from moothall.bus.nats.permissions import USERS
-from moothall.config import Settings
+from moothall.config import GrpcSettings, Settings
 from moothall.pb.context.v1 import context_pb2
 from moothall.pb.kernel.v1 import kernel_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2
@@ -119,6 +119,11 @@ def test_what_is_told_to_stop_gets_the_time_that_its_settings_say(made: Objects,
     assert settings.serve.leave_seconds >= 5, "endpoints are not taken away at once"
     wanted = settings.serve.leave_seconds + settings.grpc.grace_seconds + ELSEWHERE
     assert {spec["template"]["spec"]["terminationGracePeriodSeconds"] for spec in deployments(made).values()} == {wanted}
+
+
+def test_the_one_process_gets_the_time_that_its_settings_say() -> None:
+    one = objects(kustomized(PROD))["Deployment", "moothall", "moothall"]["spec"]["template"]["spec"]
+    assert one["terminationGracePeriodSeconds"] == GrpcSettings().grace_seconds + ELSEWHERE
 
 
 def test_only_who_starts_hosts_on_ray_has_its_token_and_is_let_to_it(made: Objects) -> None:

@@ -15,7 +15,7 @@ new one waits for the old one's lease. */}}
 
 {{- /* What a pod gets to end, by the settings: two of them, and 30 seconds for all else. */}}
 {{- define "moothall.leave" -}}
-{{- $leave := .MOOTHALL_SERVE__LEAVE_SECONDS | float64 | ceil | int -}}
+{{- $leave := .MOOTHALL_SERVE__LEAVE_SECONDS | default 0 | float64 | ceil | int -}}
 {{- $grace := .MOOTHALL_GRPC__GRACE_SECONDS | default 5 | float64 | ceil | int -}}
 {{- add $leave $grace 30 -}}
 {{- end }}
