@@ -241,6 +241,8 @@ def secrets(said: Any) -> Iterable[str]:
         (["--set=nats.replicas=2"], "/nats/replicas"),
         (["--set=settings.llm=x"], "'llm' does not match pattern '^MOOTHALL_"),
         (["--set=services.storage.size=big"], "/services/storage/size"),
+        (["--set=neo4j.storage.size="], "/neo4j/storage/size"),
+        (["--set=vllm.storage.size="], "/vllm/storage/size"),
         (["--set=ingress.host=m.example"], "ingress.host needs secrets.tls"),
         (["--set=workspaces.namespace=default"], "workspaces.namespace needs to be another"),
         (["--set=egress.enabled=true"], "egress.enabled needs egress.apiServer"),
