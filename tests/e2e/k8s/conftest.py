@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from kubernetes import client, config
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from house import by_task, scripted
 from moothall.bus.nats.accounts import make
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 from support.kube.ctl import ask
+from support.kube.programs import Home
 from support.kube.reached import DEPLOY, make_namespaces
 
 OVERLAY = """apiVersion: kustomize.config.k8s.io/v1beta1
@@ -29,6 +33,29 @@ patches:
 """
 ODD, NEWLINE = 'it\'s $(touch pwned) `id` "d";&|.txt', "a\nb.txt"
 """Names of files."""
+
+
+class Beside(LoadScopeScheduling):
+    """Two workers share the cluster: one has the house by role, and what takes a node away, the other has the rest."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "house" if "/roles/" in nodeid or "/test_node.py" in nodeid else "rest"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Beside:
+    return Beside(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let nobody's test meet a node that another one's took away. Whoever comes later waits behind whoever waits for the nodes."""
+    alone, locks = item.get_closest_marker("alone"), Home.of_user().root
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / "queue.lock").open("w") as queue, (locks / "nodes.lock").open("w") as held:
+        fcntl.flock(queue, fcntl.LOCK_EX)
+        fcntl.flock(held, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(queue, fcntl.LOCK_UN)
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -106,7 +106,7 @@ async def test_hosts_neo4j_vllm_and_what_goes_outwards_are_held_to_what_their_po
 ) -> None:
     free = await through(where)
     assert [what for what, got in free.items() if not got] == [], "nobody holds the cluster to them yet"
-    with enforced(api, Home.of_user()):
+    with enforced(api, Home.of_user(), SPACE):
         await asyncio.sleep(1)
         assert await through(where) == {what: expected for what, (_, _, _, expected) in TRIED.items()}
         assert await reaches("services", SPACE, "kubernetes.default", 443), "by its name, which is asked for first"

@@ -23,6 +23,7 @@ from support.repos import SAMPLE
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.alone,
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(
         len(nodes(Home.of_user())) != 2, reason="it kills the second of two nodes of scripts/cluster up --nodes 2"

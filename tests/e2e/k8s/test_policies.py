@@ -27,6 +27,8 @@ pytestmark = [
     ),
 ]
 
+HELD = ("moothall", "moothall-workspaces")
+"""Namespaces that are held to their policies."""
 OF_NODES = ("the API server", "the API server by its service", "the kubelet", "the metadata address")
 # With the credentials that it is given, hears some subjects and says something on another; prints what came of it.
 SAY = """
@@ -77,7 +79,7 @@ async def test_a_workspace_reaches_the_bus_and_nothing_else(
 ) -> None:
     for what, (host, port) in listeners.items():  # nobody holds the cluster to its policies yet
         assert await reaches("held", probes["held"], host, port), f"nobody answers as {what}"
-    with enforced(api, Home.of_user()):
+    with enforced(api, Home.of_user(), *HELD):
         await asyncio.sleep(1)
         for what, (host, port) in listeners.items():
             through = await reaches("held", probes["held"], host, port)
@@ -99,7 +101,7 @@ async def test_a_workspace_says_and_hears_nothing_on_another_ones_subjects(
     links = await asyncio.to_thread(installed["links.json"].read_text, encoding="utf-8")
     services = await asyncio.to_thread(installed["services.creds"].read_text, encoding="utf-8")
     one = mint(links, "one", 300)
-    with enforced(api, Home.of_user()):
+    with enforced(api, Home.of_user(), *HELD):
         await asyncio.sleep(1)
         for subject, credentials, pod, refused in (
             ("workspace.link.two-out", one, "held", True),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,15 +94,15 @@ def _port(port: Any) -> str:
 
 
 @contextmanager
-def enforced(api: client.ApiClient, home: Home) -> Iterator[None]:
-    """Hold the cluster to its policies until the context ends. What fails within is raised at the end."""
+def enforced(api: client.ApiClient, home: Home, *spaces: str) -> Iterator[None]:
+    """Hold these namespaces to their policies until the context ends, and leave others to whoever works there. What fails within is raised at the end."""
     over, first, failed = threading.Event(), threading.Event(), list[Exception]()
 
     def hold() -> None:
         last = ""
         while not over.wait(0 if not last else _POLL_SECONDS):
             try:
-                last = _apply(api, home, last)
+                last = _apply(api, home, spaces, last)
             except Exception as error:  # noqa: BLE001 - told to whoever waits
                 failed.append(error)
                 over.set()
@@ -122,7 +122,7 @@ def enforced(api: client.ApiClient, home: Home) -> Iterator[None]:
         raise failed[0]
 
 
-def _apply(api: client.ApiClient, home: Home, last: str) -> str:
+def _apply(api: client.ApiClient, home: Home, spaces: Collection[str], last: str) -> str:
     core: Any = client.CoreV1Api(api)
     pods = [
         one
@@ -130,7 +130,8 @@ def _apply(api: client.ApiClient, home: Home, last: str) -> str:
         if one.status.pod_ip and not one.spec.host_network and one.status.phase in {"Pending", "Running"}
     ]
     namespaces = {one.metadata.name: one.metadata.labels or {} for one in core.list_namespace().items}
-    table = rules(pods, namespaces, client.NetworkingV1Api(api).list_network_policy_for_all_namespaces().items)
+    policies: Any = client.NetworkingV1Api(api).list_network_policy_for_all_namespaces()
+    table = rules(pods, namespaces, [one for one in policies.items if one.metadata.namespace in spaces])
     if table != last:
         for node in nodes(home):
             subprocess.run(node.inside("nft", "-f", "-"), input=table, text=True, capture_output=True, check=True)

@@ -85,7 +85,7 @@ def job(
                 "command": ["python", "-m", "moothall.wiring.link"],
                 "env": [{"name": key, "value": _literal(value)} for key, value in {**bus, LINK: told}.items()],
                 "securityContext": _RESTRICTED,
-                "resources": _resources("500m", "50m", _LINK_MEMORY, share),
+                "resources": _resources(jobs.cpu, "50m", _LINK_MEMORY, share),
                 "volumeMounts": [
                     {"name": "tree", "mountPath": WORKSPACE},
                     {"name": "env", "mountPath": ENVIRONMENT},

@@ -41,6 +41,7 @@ async def test_what_is_killed_in_the_middle_changes_nothing(what: str, standing:
     await rolled_out("statefulset/nats", "statefulset/neo4j")
 
 
+@pytest.mark.alone
 async def test_a_node_that_is_lost_in_the_middle_and_comes_back_changes_nothing(
     standing: Standing, undisturbed: Seen, home: Home
 ) -> None:
