@@ -13,13 +13,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from moothall.errors import WorkspaceFailed
 
 Keep = Callable[[str, os.stat_result], bool]
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _COPIED = 1 << 20
+_HEADERS = 1 << 20  # bytes that may come before a member's content
+_ENTRY = 4096  # bytes that an entry counts beside its content
 
 
 def everything(_path: str, _status: os.stat_result) -> bool:
@@ -58,20 +60,44 @@ def _add(archive: tarfile.TarFile, path: str, name: str, folder: int, status: os
 
 
 def unpack(source: IO[bytes], root: Path, *, owner: int | None = None, most: int) -> None:
-    """Write what a stream holds beneath `root`, over what is there. Raises `WorkspaceFailed` for what is no such tree, or more than `most` bytes."""
-    left = most
+    """Write what a stream holds beneath `root`, over what is there. Raises `WorkspaceFailed` for what is no such tree, or more than `most` bytes,
+    `OSError` for what has no place here.
+    """
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with tarfile.open(fileobj=source, mode="r|") as archive:
-            for member in archive:
-                left -= member.size
-                if left < 0:
-                    raise WorkspaceFailed(f"more than {most} bytes came where a tree belongs")
-                _put(archive, member, top, owner)
-    except (tarfile.TarError, EOFError) as error:
+        _unpack(_Bounded(source), top, owner, most)
+    except (OSError, WorkspaceFailed):
+        raise
+    except Exception as error:  # whatever a stream made up, what came of it is not the whole tree
         raise WorkspaceFailed(f"what came is no tree: {error}") from error
     finally:
         os.close(top)
+
+
+def _unpack(source: _Bounded, top: int, owner: int | None, most: int) -> None:
+    left = most
+    with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|") as archive:
+        for member in archive:
+            archive.members, archive.pax_headers = [], {}  # type: ignore[attr-defined]  # it would remember each
+            left -= max(member.size, 0) + _ENTRY
+            if left < 0:
+                raise WorkspaceFailed(f"more than {most} bytes came where a tree belongs")
+            source.room = member.size + _HEADERS
+            _put(archive, member, top, owner)
+
+
+class _Bounded:
+    """A stream of which only so much is read between two members: `tarfile` takes headers of any length into memory."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self._source, self.room = source, _HEADERS
+
+    def read(self, size: int) -> bytes:
+        """Read on."""
+        self.room -= size
+        if self.room < 0:
+            raise WorkspaceFailed(f"more than {_HEADERS} bytes of headers came where a tree belongs")
+        return self._source.read(size)
 
 
 def _put(archive: tarfile.TarFile, member: tarfile.TarInfo, top: int, owner: int | None) -> None:
@@ -150,7 +176,7 @@ class Pipe:
             try:
                 with os.fdopen(theirs, mode) as end:
                     work(end)
-            except (OSError, WorkspaceFailed) as error:
+            except Exception as error:  # noqa: BLE001 - whoever finishes hears it, and takes no part for the whole
                 self._failed.append(error)
 
         self._thread = threading.Thread(target=run, daemon=True)
