@@ -5,13 +5,14 @@ Not `tarfile.extractall`: its filters were walked around more than once, and wha
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import stat
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, cast
 
@@ -100,10 +101,16 @@ class _Bounded:
         return self._source.read(size)
 
 
-def _put(archive: tarfile.TarFile, member: tarfile.TarInfo, top: int, owner: int | None) -> None:
-    parts = member.name.split("/")
+def split_path(path: str) -> list[str]:
+    """Return the parts of a path beneath a folder. Raises `WorkspaceFailed` for one that leads elsewhere."""
+    parts = path.split("/")
     if any(part in {"", ".", ".."} or "\0" in part for part in parts):
-        raise WorkspaceFailed(f"the path {member.name[:200]!r} leads elsewhere")
+        raise WorkspaceFailed(f"the path {path[:200]!r} leads elsewhere")
+    return parts
+
+
+def _put(archive: tarfile.TarFile, member: tarfile.TarInfo, top: int, owner: int | None) -> None:
+    parts = split_path(member.name)
     with _parent(top, parts[:-1]) as folder:
         name = parts[-1]
         if member.isdir():
@@ -206,3 +213,16 @@ class Pipe:
         self._thread.join()
         if self._failed:
             raise self._failed[0]
+
+
+@asynccontextmanager
+async def piped(work: Callable[[IO[bytes]], None], *, reads: bool) -> AsyncIterator[Pipe]:
+    """A pipe that is finished when the block ends. What ended the block comes out, not what that did to the other end."""
+    pipe = Pipe(work, reads=reads)
+    try:
+        yield pipe
+    except BaseException:
+        with suppress(OSError, WorkspaceFailed):
+            await asyncio.to_thread(pipe.finish)
+        raise
+    await asyncio.to_thread(pipe.finish)
