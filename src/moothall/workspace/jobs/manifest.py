@@ -77,7 +77,7 @@ def job(
                 "name": "link",
                 "image": jobs.link_image,
                 "command": ["python", "-m", "moothall.wiring.link"],
-                "env": [{"name": key, "value": value} for key, value in {**bus, LINK: told}.items()],
+                "env": [{"name": key, "value": _literal(value)} for key, value in {**bus, LINK: told}.items()],
                 "securityContext": _RESTRICTED,
                 "resources": _resources("500m", "50m", _LINK_MEMORY, share),
                 "volumeMounts": [
@@ -120,8 +120,8 @@ def _hands(name: str, place: BoxSetup, settings: WorkspaceSections, disk: int) -
     return {
         "name": name,
         "image": place.image or settings.jobs.image,
-        "command": [settings.jobs.python, "-I", "-S", "-c", BOOT.format(module="moothall.inside.hands")],
-        "args": ["/link/link.sock", json.dumps(options)],
+        "command": [_literal(settings.jobs.python), "-I", "-S", "-c", BOOT.format(module="moothall.inside.hands")],
+        "args": ["/link/link.sock", _literal(json.dumps(options))],
         "workingDir": WORKSPACE,
         "securityContext": _RESTRICTED,
         "resources": _resources(cpu, "100m", limits.memory_bytes + _SPARE_MEMORY, disk),
@@ -135,6 +135,11 @@ def _hands(name: str, place: BoxSetup, settings: WorkspaceSections, disk: int) -
             {"name": f"shm-{name}", "mountPath": "/dev/shm"},  # noqa: S108 - inside the container
         ],
     }
+
+
+def _literal(text: str) -> str:
+    """Return a value as a kubelet leaves it, which would put variables in for `$(NAME)` and `$` for `$$`."""
+    return text.replace("$", "$$")
 
 
 def _resources(cpu: str, asked: str, memory: int, disk: int) -> dict[str, Any]:
