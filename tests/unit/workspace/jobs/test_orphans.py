@@ -17,7 +17,7 @@ from moothall.errors import SandboxUnavailable
 from moothall.wiring.jobs import house_of, open_jobs
 from moothall.workspace.jobs.cluster import Cluster
 from moothall.workspace.jobs.manifest import HOST, HOUSE, LABEL, NAME
-from moothall.workspace.jobs.orphans import Reconciler
+from moothall.workspace.jobs.orphans import PRESENCE, Reconciler
 from moothall.workspace.jobs.trunk import Carrier
 from support.council import until
 from support.kube.api import KubeApi, kube_api
@@ -122,6 +122,25 @@ async def test_a_cluster_that_does_not_answer_is_no_reason_to_end(api: KubeApi, 
         await reconciler.look()
     async with beside(reconciler.run(), "reconciler"):
         await asyncio.sleep(0.1)
+
+
+class Stuck(Cluster):
+    """One whose API server takes its time for every answer."""
+
+    async def hosts(self) -> dict[str, str]:
+        await asyncio.Event().wait()
+        return {}
+
+
+async def test_who_waits_for_the_cluster_says_all_the_same_that_it_lives(api: KubeApi) -> None:
+    queues = Queues()
+    heard = 0
+    reconciler = Reconciler(Stuck(jobs(api), "me", "ours"), Carrier(queues.send, queues.hear), 0.3)
+    async with beside(reconciler.run(), "reconciler"), asyncio.timeout(20):
+        async for _ in queues.hear(PRESENCE):
+            heard += 1
+            if heard == 5:
+                break
 
 
 async def test_hosts_hear_each_other_over_the_bus(api: KubeApi) -> None:
