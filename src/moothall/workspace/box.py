@@ -127,6 +127,11 @@ class Box(ABC):
         """Whether the executor runs."""
 
     @property
+    def spent(self) -> bool:
+        """Whether too much of its life has gone while it was kept ready for it to be taken."""
+        return False
+
+    @property
     def pid(self) -> int:
         """The pid on this machine of the process that holds it; 0 where it runs elsewhere."""
         return 0

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import functools
 import shutil
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ class JobBox(Box):
     def __init__(self, place: BoxSetup, folder: Path, settings: WorkspaceSections, pods: Pods) -> None:
         super().__init__(place, folder, settings)
         self._cluster, self._bus = pods.cluster, pods.bus
-        self.job = f"moothall-{folder.name}"
+        self.job, self._made = f"moothall-{folder.name}", time.monotonic()
         self._trunk = Trunk(pods.carrier, f"{self.job}-in", f"{self.job}-out", self._way_out)
         self._carrying: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -66,6 +67,11 @@ class JobBox(Box):
     def alive(self) -> bool:
         """Whether its link is heard."""
         return self._carrying is not None and not self._carrying.done() and not self._why
+
+    @property
+    def spent(self) -> bool:
+        """Whether half of the time that its Job and its credentials last is over."""
+        return time.monotonic() - self._made > self._settings.jobs.seconds / 2
 
     @property
     def python(self) -> str:

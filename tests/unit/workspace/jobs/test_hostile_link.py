@@ -12,17 +12,20 @@ from typing import Any
 import pytest
 
 from moothall.config import Settings
+from moothall.domain.repository import Base, Prepared, Profile
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.inside.protocol import Frames, pack
 from moothall.network.credentials import Credentials
 from moothall.network.destinations import Destinations
 from moothall.repositories.changes import ChangeCaps
-from moothall.workspace.box import BoxSetup
+from moothall.workspace.box import Box, BoxSetup
 from moothall.workspace.jobs import archive
 from moothall.workspace.jobs.box import JobBox, Pods
 from moothall.workspace.jobs.cluster import Cluster
 from moothall.workspace.jobs.trunk import CONTROL, HANDS, Carrier, Streams, Trunk
 from moothall.workspace.packages import Reach
+from moothall.workspace.pool import BoxPool
+from support.council import until
 from support.pods import Queues
 
 CAPS = ChangeCaps(1000, 1000)
@@ -191,3 +194,24 @@ async def test_a_container_that_ends_has_its_reason_said_though_the_cluster_tell
     pods.hands = end
     with pytest.raises(WorkspaceFailed, match="hands used more memory than it may"):
         await box.request("run", wall_seconds=20, argv=("true",), env={})
+
+
+async def test_a_spare_that_has_spent_half_its_life_waiting_is_not_taken(pods: LyingPods, tmp_path: Path) -> None:
+    settings, made = Settings(data_dir=tmp_path / "data"), list[JobBox]()
+
+    def make(place: BoxSetup, folder: Path, _beside: Box | None) -> Box:
+        made.append(JobBox(place, folder, settings, Pods(pods, pods._carrier, lambda _: {})))
+        return made[-1]
+
+    async with BoxPool(settings, make=make) as pool:
+        pool.layout.tree("key").mkdir(parents=True)
+        prepared = Prepared(Base("sample", "0" * 40, Profile()), "key", ())
+        taken: list[Box] = []
+        for old in (0, 1000, 4000):  # of the 7200 seconds of jobs.seconds
+            if made:
+                await until(lambda: len(made) == len(taken) + 1)
+                made[-1]._made -= old
+            async with pool.box(prepared) as box:
+                taken.append(box)
+        assert taken[:2] == made[:2]
+        assert made[2] not in taken
