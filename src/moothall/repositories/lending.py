@@ -127,8 +127,11 @@ class Lender:
         kept.used = time.monotonic()
         return {}, await asyncio.to_thread(_read, kept.file, offset)
 
-    async def take(self, bus: Ask, clone: TrustedClone, offer: BundleOffer) -> None:
-        """Bring what another offers into a clone. Raises `FetchTooLarge`, `Temporary`."""
+    async def take(self, bus: Ask, clone: TrustedClone, offer: BundleOffer, *, patch: bool = False) -> None:
+        """Bring what another offers into a clone; of a `patch` nothing but its commits: tags, and where a history ends, are the house's to say.
+
+        Raises `FetchTooLarge`, `Temporary`.
+        """
         if not offer.bundle:
             await take_bundle(self._git, clone, self._settings, None, wants=offer.wants)
             return
@@ -140,7 +143,8 @@ class Lender:
         with scratch() as folder:
             file = folder / "bundle"
             await _pull(bus, offer, file)
-            await take_bundle(self._git, clone, self._settings, file, wants=offer.wants, shallow=offer.shallow)
+            shallow = () if patch else offer.shallow
+            await take_bundle(self._git, clone, self._settings, file, wants=offer.wants, shallow=shallow, tags=not patch)
 
     def _forget(self, key: str, task: asyncio.Task[Said] | None) -> None:
         """Drop an answer that was given, or that nobody came back for: a later one may be another."""

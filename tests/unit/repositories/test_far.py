@@ -283,3 +283,28 @@ async def test_two_deliberations_at_once_bring_a_commit_once(tmp_path: Path) -> 
         wanted = RepositoryRef(id=here.id, ref=base.sha)
         assert await asyncio.gather(*(here.host.resolve(wanted) for _ in range(5))) == [base] * 5
         assert here.wire.parts == 1
+
+
+async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the_house(tmp_path: Path) -> None:
+    repo = make_repo(tmp_path / "origin", SAMPLE)
+    repo.git("tag", "v1")
+    repo.commit({"n.txt": "1\n"})
+    async with world(tmp_path, repo) as here:
+        base = await here.pin()
+        house, host = here.house.clone(here.id), here.host.clone(here.id)
+
+        async def told() -> list[bytes]:
+            asked = (("for-each-ref", "refs/tags"), ("rev-list", base.sha), ("rev-parse", "--is-shallow-repository"))
+            return [(await house.ask(*one)).out for one in asked]
+
+        before = await told()
+        for number, how in enumerate(("diff", "push")):
+            patch = await host.commit_changes(base.sha, [Change(UTILS, "100644", b"%d\n" % number)], "made here")
+            for tag in ("v1", "v2"):
+                await host.ask("tag", "--force", tag, patch.commit_sha)
+            (host.path / "shallow").write_text(f"{base.sha}\n")
+            if how == "diff":
+                assert await here.house.diff(base, patch.commit_sha) == patch.diff
+            else:
+                assert await here.host.remote(here.id).push(base.sha, patch.commit_sha, "mine")
+            assert await told() == before
