@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 
@@ -50,7 +51,7 @@ async def test_who_talks_without_end_of_what_nobody_asked_is_cut_off(
     async with asyncio.timeout(20):
         with pytest.raises(WorkspaceFailed, match="what nobody asked"):
             await answer
-        with pytest.raises(ConnectionError):
+        with contextlib.suppress(ConnectionError):
             while await reader.read(1 << 20):
                 pass
 

@@ -178,6 +178,14 @@ async def test_labels_are_added_to_those_of_a_job_where_that_is_allowed(api: Kub
     assert api.jobs["one"]["metadata"]["labels"]["moothall/task"] == "t1"
 
 
+async def test_of_a_pod_that_was_removed_nothing_is_remembered(cluster: Cluster) -> None:
+    await cluster.create({"metadata": {"name": "one", "labels": cluster.labels}})
+    await cluster.remove("one")
+    for kind in ("MODIFIED", "DELETED"):  # said by the watch a moment later
+        cluster._saw_pod(kind, {"metadata": {"labels": {"job-name": "one"}}})
+    assert not cluster._waits
+
+
 def test_a_house_is_whose_pods_reach_the_same_bus(tmp_path: Path) -> None:
     def named(**said: Any) -> str:
         return house_of(Settings(bus=BusSettings(url=said.pop("url", "nats://127.0.0.1:4222")), jobs=JobSettings(**said)))
