@@ -84,8 +84,9 @@ def load_json(raw: bytes) -> Any:
 
 
 def _load_slowly(raw: bytes) -> Any:
+    """What may be right all the same, such as half a pair, is read as `dump_json` writes it; Infinity is none, however it is written."""
     try:
-        return json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
+        return orjson.loads(_dump_slowly(json.loads(raw.decode("utf-8"), parse_constant=_no_constant)))
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise InvalidRequest(f"not JSON: {error}") from error
 

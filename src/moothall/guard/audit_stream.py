@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.errors import MoothallError
@@ -89,25 +89,30 @@ async def read_told(events: AsyncIterable[Recorded], key: bytes, hosts: bytes = 
     async for recorded in events:
         data, tenant = recorded.event.data, recorded.event.tenant
         record, writer = data.get("record"), data.get("writer")
-        if recorded.event.type != EventType.AUDIT_RECORDED or not isinstance(record, Mapping) or not isinstance(writer, str):
+        if recorded.event.type != EventType.AUDIT_RECORDED or not _is_record(record) or not isinstance(writer, str):
             continue
-        seq, hashed = record.get("seq"), record.get("hash")
-        # Numbers come back from JSON as they went.
-        if not isinstance(seq, int | float) or not isinstance(hashed, str):
-            continue
-        mac, path, head = data.get("mac"), Path(tenant, writer), Head(int(seq), hashed)
+        mac, path, head = data.get("mac"), Path(tenant, writer), Head(int(record["seq"]), record["hash"])
         if mac == head_mac(key, path, head):
-            heads.setdefault((tenant, writer), {})[int(seq)] = hashed
+            heads.setdefault((tenant, writer), {})[head.seq] = head.hash
         elif hosts and mac == head_mac(hosts, path, head):
             known = remote.setdefault((tenant, writer), {})
             known |= {(one["seq"], one["hash"]): one for one in _vouched_records(record, data.get("records"))}
     return StreamChains(heads, {chain: [known[each] for each in sorted(known)] for chain, known in remote.items()})
 
 
+def _is_record(said: object) -> TypeGuard[Mapping[str, Any]]:
+    """Whether it has the form of a record. Who signs may be a host that was taken over, and what it signs anything."""
+    if not isinstance(said, Mapping) or not all(isinstance(value, str | int | float) for value in said.values()):
+        return False
+    seq = said.get("seq")  # numbers come back from JSON as they went
+    whole = isinstance(seq, int | float) and seq == seq // 1 and seq >= 1
+    return whole and isinstance(said.get("hash"), str) and isinstance(said.get("prev"), str)
+
+
 def _vouched_records(last: Mapping[str, Any], earlier: object) -> Iterator[Mapping[str, Any]]:
     """Yield a signed record, and those told with it that it follows from."""
     yield last
     for record in reversed(earlier if isinstance(earlier, list | tuple) else ()):
-        if not isinstance(record, Mapping) or (record.get("seq"), record.get("hash")) != (last["seq"] - 1, last.get("prev")):
+        if not _is_record(record) or (record["seq"], record["hash"]) != (last["seq"] - 1, last["prev"]):
             return
         yield (last := record)

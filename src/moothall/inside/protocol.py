@@ -1,8 +1,8 @@
 """The words between a workspace's trusted side and its executor: length-prefixed JSON over one socket.
 
 Request `{"id", "op", …}`, response `{"id", "status", …}`; the executor's first message has id 0. Both
-sides read with a bound: a frame that is too long, or no JSON object, is a `ProtocolError`. Standard
-library only: the executor imports it.
+sides read with a bound: a frame that is too long, has too many parts, or is no JSON object, is a `ProtocolError`.
+Standard library only: the executor imports it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 HEADER_BYTES = 4
 MAX_FRAME = 64_000_000
+MAX_PARTS = 4_000_000
+"""Lists and objects of a message: what they take when they are read is a dozen times what they take here."""
 
 
 class ProtocolError(Exception):
@@ -47,6 +49,8 @@ class Frames:
                 break
             body = bytes(self._held[HEADER_BYTES : HEADER_BYTES + length])
             del self._held[: HEADER_BYTES + length]
+            if length > MAX_PARTS and body.count(b"[") + body.count(b"{") > MAX_PARTS:
+                raise ProtocolError(f"a message of more than {MAX_PARTS} parts")
             try:
                 message = json.loads(body.decode("utf-8", "replace"))
             except (ValueError, RecursionError) as error:

@@ -82,8 +82,9 @@ async def take_bundle(
     *,
     wants: Sequence[str],
     shallow: Iterable[str] = (),
+    tags: bool = True,
 ) -> None:
-    """Bring `wants` from a bundle, or by what is here already. Raises `Temporary` where one of them did not come whole."""
+    """Bring `wants` from a bundle, or by what is here already, and its `tags`. Raises `Temporary` where one of them did not come whole."""
     await clone.make()
     if wrong := [sha for sha in (*wants, *shallow) if not _SHA.fullmatch(sha)]:
         raise RepositoryError(f"{wrong[0][:80]!r} is not a full commit id")
@@ -96,7 +97,11 @@ async def take_bundle(
         there = {sha: name for sha, name in pairs if sha in wants and name in {_BASES + sha, _PATCHES + sha}}
         fetched = await git.call(
             *("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules", "--update-shallow", "--"),
-            *(str(file), *(f"+{name}:{_BASES}{sha}" for sha, name in there.items()), "+refs/tags/*:refs/tags/*"),
+            *(
+                str(file),
+                *(f"+{name}:{_BASES}{sha}" for sha, name in there.items()),
+                *(["+refs/tags/*:refs/tags/*"] if tags else []),
+            ),
             cwd=clone.path,
             env={"GIT_ALLOW_PROTOCOL": "file"},
             seconds=settings.setup_seconds,

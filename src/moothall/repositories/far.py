@@ -142,7 +142,7 @@ class RepositoryServer:
         repository, tenant, base_sha, sha, branch = _words(asked, "repository", "tenant", "base_sha", "sha", "branch")
         self._repositories.registry.get(repository, tenant)
         offer = codec.load(BundleOffer, asked.get("offer"))
-        await self._lender.take(self._bus, self._repositories.clone(repository), offer)
+        await self._lender.take(self._bus, self._repositories.clone(repository), offer, patch=True)
         name, origin = await self._repositories.push(repository, base_sha, sha, branch)
         return {"branch": name, "origin": origin}
 
@@ -154,7 +154,7 @@ def patches_of_hosts(repositories: TrustedRepositories, lender: Lender, bus: Ask
         tenant = repositories.registry.find(repository).tenant
         wanted = {"ask": "patch", "repository": repository, "tenant": tenant, "sha": sha, "base_sha": base_sha}
         said, _ = await bus(HOSTS, wanted, _PATCH_SECONDS)
-        await lender.take(bus, repositories.clone(repository), codec.load(BundleOffer, said.get("offer")))
+        await lender.take(bus, repositories.clone(repository), codec.load(BundleOffer, said.get("offer")), patch=True)
 
     repositories.fetch_missing = bring
 

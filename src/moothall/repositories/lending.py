@@ -35,7 +35,7 @@ PART = 512 * 1024
 """Bytes of a bundle in one message."""
 _SIDE_BY_SIDE = 4
 _SOON_SECONDS, _ASK_SECONDS, _PATIENCE_SECONDS, _PAUSE_SECONDS = 5.0, 20.0, 30.0, 0.2
-_KEPT_SECONDS = 60.0
+_KEPT_SECONDS, _KEPT_LARGEST, _MADE_AT_ONCE = 60.0, 4, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class _Kept:
 
 
 class Lender:
-    """Bundles that are kept for a minute after they were used last, and requests that are under way. Use as async context manager."""
+    """Bundles that are kept for a minute after they were used last, as far as there is room for four of the largest, and requests that are under way. Use as async context manager."""
 
     def __init__(self, git: GitRunner, settings: Settings, soon_seconds: float = _SOON_SECONDS) -> None:
         self._soon_seconds = soon_seconds
@@ -67,6 +67,7 @@ class Lender:
         self._git, self._settings = git, settings
         self._kept: dict[str, _Kept] = {}
         self._working: dict[str, asyncio.Task[Said]] = {}
+        self._room = asyncio.Semaphore(_MADE_AT_ONCE)
         self._stack = ExitStack()
 
     async def __aenter__(self) -> Self:
@@ -90,16 +91,21 @@ class Lender:
         kept = self._kept.get(name)
         if kept is None or (kept.made.done() and (kept.made.cancelled() or kept.made.exception())):
             file = self._folder / f"{name}.bundle"
-            making = make_bundle(self._git, clone, self._settings, file, wants=wants, haves=haves)
+            making = self._make(clone, file, wants, haves)
             kept = self._kept[name] = _Kept(asyncio.create_task(making, name="bundle"), file, time.monotonic())
         try:
             size = await asyncio.shield(kept.made)
         finally:
             kept.used = time.monotonic()
+            self._drop_old()
             asyncio.get_running_loop().call_later(_KEPT_SECONDS + 1, self._drop_old)
         if not size:
             return BundleOffer(tuple(wants))
         return BundleOffer(tuple(wants), name, size, self.holder, shallow_of(clone))
+
+    async def _make(self, clone: TrustedClone, file: Path, wants: Sequence[str], haves: Sequence[str]) -> int:
+        async with self._room:
+            return await make_bundle(self._git, clone, self._settings, file, wants=wants, haves=haves)
 
     async def soon(self, asked: Said, work: Callable[[Said], Awaitable[Said]]) -> Said:
         """Return what `work` answers, an error as words, or that it takes longer: whoever asks the same again then goes on waiting."""
@@ -127,8 +133,11 @@ class Lender:
         kept.used = time.monotonic()
         return {}, await asyncio.to_thread(_read, kept.file, offset)
 
-    async def take(self, bus: Ask, clone: TrustedClone, offer: BundleOffer) -> None:
-        """Bring what another offers into a clone. Raises `FetchTooLarge`, `Temporary`."""
+    async def take(self, bus: Ask, clone: TrustedClone, offer: BundleOffer, *, patch: bool = False) -> None:
+        """Bring what another offers into a clone; of a `patch` nothing but its commits: tags, and where a history ends, are the house's to say.
+
+        Raises `FetchTooLarge`, `Temporary`.
+        """
         if not offer.bundle:
             await take_bundle(self._git, clone, self._settings, None, wants=offer.wants)
             return
@@ -140,7 +149,8 @@ class Lender:
         with scratch() as folder:
             file = folder / "bundle"
             await _pull(bus, offer, file)
-            await take_bundle(self._git, clone, self._settings, file, wants=offer.wants, shallow=offer.shallow)
+            shallow = () if patch else offer.shallow
+            await take_bundle(self._git, clone, self._settings, file, wants=offer.wants, shallow=shallow, tags=not patch)
 
     def _forget(self, key: str, task: asyncio.Task[Said] | None) -> None:
         """Drop an answer that was given, or that nobody came back for: a later one may be another."""
@@ -149,10 +159,14 @@ class Lender:
             task.cancelled() or task.exception()
 
     def _drop_old(self) -> None:
-        for name, kept in list(self._kept.items()):
-            if kept.made.done() and time.monotonic() - kept.used > _KEPT_SECONDS:
-                kept.file.unlink(missing_ok=True)
-                del self._kept[name]
+        """Drop what was not used for long, and what was not used for longest where there is no room: whoever still fetches that asks again."""
+        left = _KEPT_LARGEST * self._settings.max_repository_bytes
+        for name, kept in sorted(self._kept.items(), key=lambda item: -item[1].used):
+            if kept.made.done():
+                left -= 0 if kept.made.cancelled() or kept.made.exception() else kept.made.result()
+                if left < 0 or time.monotonic() - kept.used > _KEPT_SECONDS:
+                    kept.file.unlink(missing_ok=True)
+                    del self._kept[name]
 
 
 async def ask(bus: Ask, topic: Topic, asked: Said, patience: float = _PATIENCE_SECONDS) -> Said:

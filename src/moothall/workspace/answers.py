@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus, ToolUsage
 from moothall.errors import WorkspaceFailed
 from moothall.inside import cases, checks
+from moothall.inside.face import plain
 
+BROKEN = (TypeError, ValueError, AttributeError, RecursionError)
+"""What reading an answer raises that is none."""
 _CASES_SHOWN = 50
+_MOST = 1 << 53  # beyond it not every door can tell a number
 _RESULTS = frozenset({cases.PASSED, cases.FAILED, cases.ERRORED, cases.SKIPPED})
 
 
 def result_of(call: ToolCall, answer: dict[str, Any]) -> ToolResult:
     """Return an answer as a tool's result. Raises `WorkspaceFailed`."""
     try:
-        output = answer.get("output") or {}
         return ToolResult(
             call.request_id,
             call.tool,
             ToolStatus(answer.get("status", "")),
-            output=dict(output),
+            output=plain(dict(answer.get("output") or {})),
             error=str(answer.get("error") or ""),
-            duration_ms=int(answer.get("duration_ms", 0)),
-            usage=_usage(answer),
+            duration_ms=whole(answer.get("duration_ms", 0)),
+            usage=usage_of(answer),
         )
-    except (TypeError, ValueError, AttributeError) as error:
+    except BROKEN as error:
         raise WorkspaceFailed(f"the executor broke its protocol: {error}") from error
 
 
-def _usage(answer: dict[str, Any]) -> ToolUsage:
+def whole(value: object) -> int:
+    """Return a number as a whole one that can be told. Raises `ValueError` for what is none: JSON as it is read here knows Infinity."""
+    if not isinstance(value, int | float) or not abs(value) <= _MOST:
+        raise ValueError(f"{str(value)[:40]!r} where a number belongs")
+    return int(value)
+
+
+def usage_of(answer: Mapping[str, Any]) -> ToolUsage:
+    """Return what an answer says that was used. Raises what is `BROKEN`."""
     used = answer.get("usage") or {}
-    return ToolUsage(int(used.get("cpu_ms", 0)), int(used.get("max_rss_bytes", 0)))
+    return ToolUsage(whole(used.get("cpu_ms", 0)), whole(used.get("max_rss_bytes", 0)))
 
 
 def _results(answer: dict[str, Any]) -> dict[str, str]:
@@ -65,13 +77,13 @@ def check_run(name: str, answer: dict[str, Any]) -> CheckRun:
             verdict=verdict,
             cases=_results(answer),
             output=str(answer.get("output") or answer.get("error") or ""),
-            duration_ms=int(answer.get("duration_ms", 0)),
-            exit_code=int(answer.get("exit_code", -1)),
+            duration_ms=whole(answer.get("duration_ms", 0)),
+            exit_code=whole(answer.get("exit_code", -1)),
             status=status,
             details={str(case): str(said) for case, said in dict(answer.get("details") or {}).items()},
-            durations={str(case): int(ms) for case, ms in dict(answer.get("durations") or {}).items()},
+            durations={str(case): whole(ms) for case, ms in dict(answer.get("durations") or {}).items()},
             findings=tuple(str(line) for line in answer.get("findings") or ()),
-            usage=_usage(answer),
+            usage=usage_of(answer),
         )
-    except (TypeError, ValueError, AttributeError) as error:
+    except BROKEN as error:
         raise WorkspaceFailed(f"the executor broke its protocol: {error}") from error

@@ -127,6 +127,11 @@ class Box(ABC):
         """Whether the executor runs."""
 
     @property
+    def spent(self) -> bool:
+        """Whether too much of its life has gone while it was kept ready for it to be taken."""
+        return False
+
+    @property
     def pid(self) -> int:
         """The pid on this machine of the process that holds it; 0 where it runs elsewhere."""
         return 0
@@ -160,8 +165,8 @@ class Box(ABC):
         """End it, and wait until that is done."""
 
     @abstractmethod
-    def _log_tail(self) -> str:
-        """Return the end of what it said beside its answers."""
+    async def _last_words(self) -> str:
+        """Return the end of what it said beside its answers, or what is said of its end."""
 
     @abstractmethod
     def _note(self, text: str) -> None:
@@ -228,7 +233,7 @@ class Box(ABC):
                         number, self._follow(number, answer, wall, asked), killed, disk=op != "setup"
                     )
             except WorkspaceFailed as error:
-                raise WorkspaceFailed(f"{error.message}: {self._log_tail() or 'it said nothing'}") from error
+                raise WorkspaceFailed(f"{error.message}: {await self._last_words() or 'it said nothing'}") from error
             except asyncio.CancelledError:
                 self._link.stop(number, "cancelled")
                 raise

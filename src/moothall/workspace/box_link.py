@@ -10,6 +10,7 @@ from moothall.errors import WorkspaceFailed
 from moothall.inside.protocol import Frames, ProtocolError, pack
 
 READY = 0
+_STRAYS = 4  # messages that nobody waits for any more, for each request: one that was given up asks, and then ends
 
 
 class BoxLink(asyncio.Protocol):
@@ -20,6 +21,7 @@ class BoxLink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._last = READY
+        self._strays = 0
         self._gone = ""
         self.ready: asyncio.Future[dict[str, Any]] = self._expect(READY)
 
@@ -78,15 +80,17 @@ class BoxLink(asyncio.Protocol):
         try:
             messages = self._frames.feed(data)
         except ProtocolError as error:
-            self._fail(f"the executor broke its protocol: {error}")
-            if self._transport:
-                self._transport.abort()
+            self._break(str(error))
             return
         for message in messages:
             number = message.get("id")
             answer = self._asked.pop(number, None) if isinstance(number, int) else None
             if answer and not answer.done():
                 answer.set_result(message)
+            else:
+                self._strays += 1
+        if self._strays > _STRAYS * (self._last + 1):
+            self._break("it says what nobody asked")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell all who wait."""
@@ -96,6 +100,11 @@ class BoxLink(asyncio.Protocol):
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
         return answer
+
+    def _break(self, why: str) -> None:
+        self._fail(f"the executor broke its protocol: {why}")
+        if self._transport:
+            self._transport.abort()
 
     def _fail(self, why: str) -> None:
         self._gone = self._gone or why

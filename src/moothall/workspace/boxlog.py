@@ -9,6 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from moothall.domain.codec import mapping_of
+from moothall.domain.text import one_line
+
 KEPT = 1000
 """Logs of closed workspaces, the newest; older ones go at the next start."""
 
@@ -22,20 +25,25 @@ def folder_of(data_dir: Path) -> Path:
 
 
 def line(op: str, request: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    """Return one line: what ran, how it ended, what it used. Programs only: arguments may hold a model's code, or secrets."""
-    used = result.get("usage") or {}
+    """Return one line: what ran, how it ended, what it used. Programs only: arguments may hold a model's code, or secrets.
+
+    The result is hostile.
+    """
+    used = mapping_of(result.get("usage"))
     argv = request.get("argv") or ("?",)
     program = next((part for part in argv if part != "env" and "=" not in str(part)), "?")
     said = {
-        "program": str(program)[:_SHOWN],
-        "status": str(result.get("status"))[:_SHOWN],
+        "program": str(program),
+        "status": result.get("status"),
         "exit_code": result.get("exit_code"),
         "ms": result.get("duration_ms"),
         "cpu_ms": used.get("cpu_ms"),
         "max_rss_bytes": used.get("max_rss_bytes"),
         "output_bytes": result.get("output_bytes"),
     }
-    words = " ".join(f"{name}={value}" for name, value in said.items() if value is not None)
+    words = " ".join(
+        f"{name}={one_line(str(value), _SHOWN)}" for name, value in said.items() if isinstance(value, str | int | float)
+    )
     return f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {op} {words}\n"
 
 

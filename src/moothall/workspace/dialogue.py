@@ -8,12 +8,13 @@ from typing import Any
 
 from moothall.domain.code import Ask, BlockRun
 from moothall.domain.text import encodable
-from moothall.domain.tool import ToolStatus, ToolUsage
+from moothall.domain.tool import ToolStatus
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.inside.conversing import COMMAND
 from moothall.inside.face import plain
 from moothall.ports import Hear
 from moothall.sandbox.bubblewrap import ENVIRONMENT
+from moothall.workspace.answers import BROKEN, usage_of, whole
 from moothall.workspace.box import Answer, Box
 
 _ERROR_CHARS = 4000
@@ -54,9 +55,8 @@ def code_run(answer: Answer, most: int) -> BlockRun:
     """Return a box's answer as a run; it is hostile, so every part is made what it must be. Raises `WorkspaceFailed`."""
     try:
         status = ToolStatus(answer.get("status", ""))
-        duration, used = int(answer.get("duration_ms") or 0), answer.get("usage") or {}
-        usage = ToolUsage(int(used.get("cpu_ms", 0)), int(used.get("max_rss_bytes", 0)))
-    except (TypeError, ValueError, AttributeError) as error:
+        duration, usage = whole(answer.get("duration_ms") or 0), usage_of(answer)
+    except BROKEN as error:
         raise WorkspaceFailed(f"the runner broke its protocol: {error}") from error
     value, error_text = answer.get("value"), cut(str(answer.get("error") or ""))
     if status is not ToolStatus.SUCCESS:

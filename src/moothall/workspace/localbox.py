@@ -144,7 +144,7 @@ class LocalBox(Box):
         if self._sandbox:
             await self._sandbox.close()
 
-    def _log_tail(self) -> str:
+    async def _last_words(self) -> str:
         return self._sandbox.log_tail() if self._sandbox else ""
 
     def _note(self, text: str) -> None:

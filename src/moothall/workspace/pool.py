@@ -161,7 +161,7 @@ class BoxPool:
 
     def _fits(self, box: Box, place: BoxSetup) -> bool:
         """Whether a spare is what is wanted; it is thrown away where not."""
-        if box.alive and box.place == place and self._group:
+        if box.alive and not box.spent and box.place == place and self._group:
             return True
         self._discard(box)
         return False

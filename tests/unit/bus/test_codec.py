@@ -137,6 +137,12 @@ async def test_deep_data_is_refused_when_packing() -> None:
         await packer(1000).pack(new_event(EventType.SEAT_TURN, "t", {"x": deep}))
 
 
+def test_what_others_wrote_holds_neither_halves_of_characters_nor_endless_numbers() -> None:
+    assert codec.load_json(b'{"hash": "a\\ud800b"}') == {"hash": "a?b"}
+    with pytest.raises(InvalidRequest):
+        codec.load_json(b'{"seq": 1e999}')
+
+
 def test_half_a_surrogate_does_not_poison_the_log() -> None:
     event = new_event(EventType.SEAT_TURN, "t", {"answer": "a\ud800b"})
     assert codec.decode(codec.encode(event)).data == {"answer": "a?b"}

@@ -4,13 +4,16 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.secrets import HOLE
 from moothall.errors import BusUnavailable
 from moothall.guard.audit import AuditEntry, AuditLog, verify_all
 from moothall.guard.audit_stream import read_told
-from moothall.guard.chain import StreamChains, head_path
+from moothall.guard.chain import Head, StreamChains, head_mac, head_path
 
 KEY = b"k" * 32
 
@@ -158,3 +161,35 @@ async def test_what_happens_to_a_chain_from_elsewhere_shows(tmp_path: Path) -> N
     report = verify_all(tmp_path / "house", KEY, await read_told(stream.replay([first, *other.events]), KEY, HOSTS), HOSTS)
     assert not report.ok
     assert (await read_told(stream.replay(), KEY)).remote == {}
+
+
+def signed(record: dict[str, Any], records: list[Any], **more: Any) -> Event:
+    """What a host says that knows the key of hosts, and of which nothing else is true."""
+    mac = head_mac(HOSTS, Path("local", "far"), Head(int(record["seq"]), record["hash"]))
+    data = {"writer": "far", "record": record, "mac": mac, "records": records, **more}
+    return Event("x", EventType.AUDIT_RECORDED, "local", data)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        signed({"seq": 9, "hash": "0"}, []),
+        signed({"seq": 9, "hash": "0", "prev": []}, [{"seq": 8, "hash": []}]),
+        signed({"seq": 9, "hash": "0", "prev": None}, [{"seq": 8}]),
+        signed({"seq": 9, "hash": "0", "prev": "1"}, [{"seq": 8, "hash": "1"}]),
+        signed({"seq": 9.5, "hash": "0", "prev": "1"}, [{"seq": 8.5, "hash": "1", "prev": "0"}]),
+        signed({"seq": -9, "hash": "0", "prev": "1"}, []),
+        signed({"seq": 9, "hash": "0", "prev": "1"}, [], mac={}),
+        signed({"seq": 9, "hash": "0", "prev": "1", "phase": []}, []),
+        signed({"seq": 9, "hash": "0", "prev": "1", "tool": None}, []),
+        signed({"seq": 9, "hash": "0", "prev": "1", "phase": "approved", "time": [1]}, []),
+    ],
+    ids=lambda said: str(said.data["record"]),
+)
+async def test_a_host_that_signs_nonsense_is_found_out_and_ends_no_verification(tmp_path: Path, said: Event) -> None:
+    stream = Stream()
+    await write(tmp_path, stream, 3)
+    told = await read_told(stream.replay([said, *stream.events]), KEY, HOSTS)
+    report = verify_all(tmp_path, KEY, told, HOSTS)
+    assert report.records >= 3
+    assert report.ok == (not told.remote)

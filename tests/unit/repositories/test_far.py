@@ -62,6 +62,7 @@ class World:
     house: TrustedRepositories
     host: FarRepositories
     wire: Wire
+    lending: Lender
     id: str
 
     async def pin(self, tenant: str = "local") -> Base:
@@ -93,7 +94,7 @@ async def world(tmp_path: Path, repo: Repo | None = None, soon: float = 5.0, **l
         ):
             await stack.enter_async_context(beside(wire.bus.answer(topic, answerer), literal(topic)))
         entry = await house.register(str(repo.path))
-        yield World(repo, house, host, wire, entry.id)
+        yield World(repo, house, host, wire, lending, entry.id)
 
 
 async def test_a_commit_comes_with_its_profile_and_nothing_travels_twice(tmp_path: Path) -> None:
@@ -283,3 +284,43 @@ async def test_two_deliberations_at_once_bring_a_commit_once(tmp_path: Path) -> 
         wanted = RepositoryRef(id=here.id, ref=base.sha)
         assert await asyncio.gather(*(here.host.resolve(wanted) for _ in range(5))) == [base] * 5
         assert here.wire.parts == 1
+
+
+async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the_house(tmp_path: Path) -> None:
+    repo = make_repo(tmp_path / "origin", SAMPLE)
+    repo.git("tag", "v1")
+    repo.commit({"n.txt": "1\n"})
+    async with world(tmp_path, repo) as here:
+        base = await here.pin()
+        house, host = here.house.clone(here.id), here.host.clone(here.id)
+
+        async def told() -> list[bytes]:
+            asked = (("for-each-ref", "refs/tags"), ("rev-list", base.sha), ("rev-parse", "--is-shallow-repository"))
+            return [(await house.ask(*one)).out for one in asked]
+
+        before = await told()
+        for number, how in enumerate(("diff", "push")):
+            patch = await host.commit_changes(base.sha, [Change(UTILS, "100644", b"%d\n" % number)], "made here")
+            for tag in ("v1", "v2"):
+                await host.ask("tag", "--force", tag, patch.commit_sha)
+            (host.path / "shallow").write_text(f"{base.sha}\n")
+            if how == "diff":
+                assert await here.house.diff(base, patch.commit_sha) == patch.diff
+            else:
+                assert await here.host.remote(here.id).push(base.sha, patch.commit_sha, "mine")
+            assert await told() == before
+
+
+async def test_who_asks_for_the_same_in_many_ways_fills_no_disk(tmp_path: Path) -> None:
+    noise = "".join(f"{n * n * 7919 % 1_000_003}\n" for n in range(100_000))
+    async with world(tmp_path, make_repo(tmp_path / "origin", {"noise.txt": noise}), max_repository_bytes=1_000_000) as here:
+        base = await here.house.resolve(RepositoryRef(id=here.id))
+        asked = {"ask": "base", "repository": here.id, "ref": base.sha, "tenant": "local"}
+        offers = [(await ask(here.wire.ask, HOUSE, {**asked, "haves": [f"{n:040x}"]}))["offer"] for n in range(30)]
+        assert offers[0]["size"] * len(offers) > 8_000_000
+        kept = [path.stat().st_size for path in here.lending._folder.iterdir()]
+        assert sum(kept) <= 4_000_000
+        _, last = await here.wire.ask(
+            Channel.REPOSITORIES.of(offers[-1]["holder"]), {"ask": "part", "bundle": offers[-1]["bundle"], "offset": 0}, 5
+        )
+        assert len(last) == offers[-1]["size"]

@@ -5,21 +5,24 @@ Not `tarfile.extractall`: its filters were walked around more than once, and wha
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import stat
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from moothall.errors import WorkspaceFailed
 
 Keep = Callable[[str, os.stat_result], bool]
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _COPIED = 1 << 20
+_HEADERS = 1 << 20  # bytes that may come before a member's content
+_ENTRY = 4096  # bytes that an entry counts beside its content
 
 
 def everything(_path: str, _status: os.stat_result) -> bool:
@@ -58,26 +61,56 @@ def _add(archive: tarfile.TarFile, path: str, name: str, folder: int, status: os
 
 
 def unpack(source: IO[bytes], root: Path, *, owner: int | None = None, most: int) -> None:
-    """Write what a stream holds beneath `root`, over what is there. Raises `WorkspaceFailed` for what is no such tree, or more than `most` bytes."""
-    left = most
+    """Write what a stream holds beneath `root`, over what is there. Raises `WorkspaceFailed` for what is no such tree, or more than `most` bytes,
+    `OSError` for what has no place here.
+    """
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with tarfile.open(fileobj=source, mode="r|") as archive:
-            for member in archive:
-                left -= member.size
-                if left < 0:
-                    raise WorkspaceFailed(f"more than {most} bytes came where a tree belongs")
-                _put(archive, member, top, owner)
-    except (tarfile.TarError, EOFError) as error:
+        _unpack(_Bounded(source), top, owner, most)
+    except (OSError, WorkspaceFailed):
+        raise
+    except Exception as error:  # whatever a stream made up, what came of it is not the whole tree
         raise WorkspaceFailed(f"what came is no tree: {error}") from error
     finally:
         os.close(top)
 
 
-def _put(archive: tarfile.TarFile, member: tarfile.TarInfo, top: int, owner: int | None) -> None:
-    parts = member.name.split("/")
+def _unpack(source: _Bounded, top: int, owner: int | None, most: int) -> None:
+    left = most
+    with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|") as archive:
+        for member in archive:
+            archive.members, archive.pax_headers = [], {}  # type: ignore[attr-defined]  # it would remember each
+            left -= max(member.size, 0) + _ENTRY
+            if left < 0:
+                raise WorkspaceFailed(f"more than {most} bytes came where a tree belongs")
+            source.room = member.size + _HEADERS
+            _put(archive, member, top, owner)
+
+
+class _Bounded:
+    """A stream of which only so much is read between two members: `tarfile` takes headers of any length into memory."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self._source, self.room = source, _HEADERS
+
+    def read(self, size: int) -> bytes:
+        """Read on."""
+        self.room -= size
+        if self.room < 0:
+            raise WorkspaceFailed(f"more than {_HEADERS} bytes of headers came where a tree belongs")
+        return self._source.read(size)
+
+
+def split_path(path: str) -> list[str]:
+    """Return the parts of a path beneath a folder. Raises `WorkspaceFailed` for one that leads elsewhere."""
+    parts = path.split("/")
     if any(part in {"", ".", ".."} or "\0" in part for part in parts):
-        raise WorkspaceFailed(f"the path {member.name[:200]!r} leads elsewhere")
+        raise WorkspaceFailed(f"the path {path[:200]!r} leads elsewhere")
+    return parts
+
+
+def _put(archive: tarfile.TarFile, member: tarfile.TarInfo, top: int, owner: int | None) -> None:
+    parts = split_path(member.name)
     with _parent(top, parts[:-1]) as folder:
         name = parts[-1]
         if member.isdir():
@@ -150,7 +183,7 @@ class Pipe:
             try:
                 with os.fdopen(theirs, mode) as end:
                     work(end)
-            except (OSError, WorkspaceFailed) as error:
+            except Exception as error:  # noqa: BLE001 - whoever finishes hears it, and takes no part for the whole
                 self._failed.append(error)
 
         self._thread = threading.Thread(target=run, daemon=True)
@@ -180,3 +213,16 @@ class Pipe:
         self._thread.join()
         if self._failed:
             raise self._failed[0]
+
+
+@asynccontextmanager
+async def piped(work: Callable[[IO[bytes]], None], *, reads: bool) -> AsyncIterator[Pipe]:
+    """A pipe that is finished when the block ends. What ended the block comes out, not what that did to the other end."""
+    pipe = Pipe(work, reads=reads)
+    try:
+        yield pipe
+    except BaseException:
+        with suppress(OSError, WorkspaceFailed):
+            await asyncio.to_thread(pipe.finish)
+        raise
+    await asyncio.to_thread(pipe.finish)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import shutil
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from moothall.errors import PatchRefused, SandboxUnavailable, WorkspaceFailed
 from moothall.network.proxy import Proxy
 from moothall.repositories.changes import ChangeCaps, same
 from moothall.repositories.objects import Change
+from moothall.repositories.patch_rules import MODES
 from moothall.sandbox.bubblewrap import interpreter
 from moothall.sandbox.spawn import drop_uid
 from moothall.workspace.box import Answer, Asked, Box, BoxSetup
@@ -26,6 +29,7 @@ from moothall.workspace.jobs.link import PIECE
 from moothall.workspace.jobs.trunk import CODE, CONTROL, HANDS, Carrier, Streams, Trunk
 
 _CONTROL_SECONDS = 300.0  # a piece of a tree, or all that was written
+_WORDS_SECONDS = 5.0
 _CONFIG = Path("/opt/config")
 
 
@@ -44,12 +48,13 @@ class JobBox(Box):
     def __init__(self, place: BoxSetup, folder: Path, settings: WorkspaceSections, pods: Pods) -> None:
         super().__init__(place, folder, settings)
         self._cluster, self._bus = pods.cluster, pods.bus
-        self.job = f"moothall-{folder.name}"
+        self.job, self._made = f"moothall-{folder.name}", time.monotonic()
         self._trunk = Trunk(pods.carrier, f"{self.job}-in", f"{self.job}-out", self._way_out)
         self._carrying: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._control: BoxLink | None = None
         self._code: BoxLink | None = None
+        self._lost: asyncio.Task[None] | None = None
         self._why = ""
 
     def belong_to(self, whose: Mapping[str, str]) -> None:
@@ -62,6 +67,11 @@ class JobBox(Box):
     def alive(self) -> bool:
         """Whether its link is heard."""
         return self._carrying is not None and not self._carrying.done() and not self._why
+
+    @property
+    def spent(self) -> bool:
+        """Whether half of the time that its Job and its credentials last is over."""
+        return time.monotonic() - self._made > self._settings.jobs.seconds / 2
 
     @property
     def python(self) -> str:
@@ -102,7 +112,9 @@ class JobBox(Box):
         self._link = hands
         await hands.ready
         if self.place.reach:
-            self._port = int((await self._tell("port"))["port"])
+            said = await self._tell("port")
+            with _reading():
+                self._port = int(said["port"])
 
     async def _wait_connected(self) -> None:
         """Wait until the link is heard. Raises `WorkspaceFailed` once that will never be."""
@@ -111,6 +123,7 @@ class JobBox(Box):
             asyncio.create_task(self._heed(), name=f"pod of {self.job}"),
         )
         self._tasks |= {lost}
+        self._lost = lost
         try:
             await asyncio.wait({coming, lost}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -144,15 +157,12 @@ class JobBox(Box):
 
     async def _bring(self, tree: Path, where: str) -> None:
         most = self._settings.jobs.disk_bytes
-        pipe = archive.Pipe(lambda target: archive.pack(tree, target), reads=False)
-        try:
+        async with archive.piped(lambda target: archive.pack(tree, target), reads=False) as pipe:
             while True:
                 piece = await asyncio.to_thread(pipe.read, PIECE)
                 await self._tell("unpack", where=where, most=most, data=base64.b64encode(piece).decode())
                 if not piece:
                     return
-        finally:
-            await asyncio.to_thread(pipe.finish)
 
     async def _bring_configuration(self) -> None:
         """What set-up is shown of the operator's: folders lie where they lie here; files all in one folder, under their number."""
@@ -198,10 +208,8 @@ class JobBox(Box):
     async def changes(self, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
         """Ask the link, which reads them where they were written; what is as in the checkout is left out."""
         said = await self._tell("changes", files=list(base_files), caps=[caps.file_bytes, caps.total_bytes, caps.entries])
-        found = [
-            Change(str(one["path"]), str(one["mode"]), None if one["content"] is None else base64.b64decode(one["content"]))
-            for one in said["changes"]
-        ]
+        with _reading():
+            found = [_change(one) for one in said["changes"]]
         base = self.place.tree[-1]
         return await asyncio.to_thread(lambda: [change for change in found if not same(base, change)])
 
@@ -214,14 +222,14 @@ class JobBox(Box):
 
     async def _fetch(self, where: str, target: Path) -> None:
         owner, most = drop_uid(self._limits), self._settings.jobs.disk_bytes
-        pipe = archive.Pipe(lambda source: archive.unpack(source, target, owner=owner, most=most), reads=True)
-        try:
+        unpack = functools.partial(archive.unpack, root=target, owner=owner, most=most)
+        async with archive.piped(unpack, reads=True) as pipe:
             while True:
-                piece = base64.b64decode((await self._tell("pack", where=where))["data"])
+                said = await self._tell("pack", where=where)
+                with _reading():
+                    piece = base64.b64decode(said["data"])
                 if not piece or not await asyncio.to_thread(pipe.write, piece):
                     return
-        finally:
-            await asyncio.to_thread(pipe.finish)
 
     async def code(self) -> BoxLink:
         """Return the way to the container for blocks of Python."""
@@ -245,7 +253,9 @@ class JobBox(Box):
             await asyncio.wait({task})
         await self._cluster.remove(self.job)
 
-    def _log_tail(self) -> str:
+    async def _last_words(self) -> str:
+        if self._carrying and self._lost:  # a container that ended is gone at once, and the cluster says why a moment later
+            await asyncio.wait({self._carrying, self._lost}, timeout=_WORDS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         return self._why or (f"pod of {self.job}: {self._trunk.why}" if self._trunk.why else "")
 
     def _note(self, text: str) -> None:
@@ -259,6 +269,23 @@ class JobBox(Box):
         with contextlib.suppress(WorkspaceFailed):  # it is lost: whoever asks it hears why
             return bool((await self._tell("measure", most=self._limits.disk_bytes))["full"])
         return False
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """What a link says is hostile where its pod was taken over: what is not as ours say it ends with `WorkspaceFailed`."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, WorkspaceFailed) as error:
+        raise WorkspaceFailed(f"the link broke its protocol: {error!r}"[:1000]) from error
+
+
+def _change(said: Answer) -> Change:
+    path, mode, content = said["path"], said["mode"], said["content"]
+    archive.split_path(path)
+    if mode not in MODES:
+        raise ValueError(mode)
+    return Change(path, mode, None if content is None else base64.b64decode(content))
 
 
 class CodeBox(Box):
@@ -304,8 +331,8 @@ class CodeBox(Box):
         self._link = None
         await super().close(keep=keep)
 
-    def _log_tail(self) -> str:
-        return self._beside._log_tail()  # noqa: SLF001 - two ends of one pod
+    async def _last_words(self) -> str:
+        return await self._beside._last_words()  # noqa: SLF001 - two ends of one pod
 
     def _note(self, text: str) -> None:
         self._beside._note(text)  # noqa: SLF001 - as above

@@ -166,7 +166,8 @@ class Cluster:
 
     def _saw_pod(self, kind: str, pod: Mapping[str, Any]) -> None:
         name = str(((pod.get("metadata") or {}).get("labels") or {}).get("job-name"))
-        self._waits[name] = trouble.of_waiting(pod)
+        if name in self._wrong:
+            self._waits[name] = trouble.of_waiting(pod)
         self._say(name, trouble.of_pod(pod) or ("its pod was deleted" if kind == "DELETED" else ""))
 
     def _saw_event(self, _kind: str, event: Mapping[str, Any]) -> None:

@@ -126,7 +126,7 @@ def _hands(name: str, place: BoxSetup, settings: WorkspaceSections, disk: int) -
     return {
         "name": name,
         "image": place.image or settings.jobs.image,
-        "command": [settings.jobs.python, "-I", "-S", "-c", BOOT.format(module="moothall.inside.hands")],
+        "command": [_literal(settings.jobs.python), "-I", "-S", "-c", BOOT.format(module="moothall.inside.hands")],
         "args": ["/link/link.sock", _literal(json.dumps(options))],
         "workingDir": WORKSPACE,
         "securityContext": _RESTRICTED,

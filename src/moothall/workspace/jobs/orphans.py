@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 from moothall.errors import MoothallError
@@ -35,19 +35,25 @@ class Reconciler:
         self._hears_since = self._heard_self = clock()
 
     async def run(self) -> None:
-        """Speak, hear and look."""
+        """Speak, hear and look, each for itself: who waits for an answer of the cluster lives."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._hear(), name="hosts of jobs")
-            group.create_task(self._go_on(), name="jobs without a host")
+            for work, trouble in (
+                (self._speak, "other hosts are not told that this one lives"),
+                (self.look, "Jobs without a host are not looked for"),
+            ):
+                group.create_task(self._repeat(work, trouble), name="jobs without a host")
 
-    async def _go_on(self) -> None:
+    async def _repeat(self, work: Callable[[], Awaitable[None]], trouble: str) -> None:
         while True:
             try:
-                await self._carrier.send(PRESENCE, self._cluster.host.encode())
-                await self.look()
+                await work()
             except MoothallError as error:
-                log.warning("Jobs were not looked through for those whose host is gone", reason=error.message)
+                log.warning(trouble, reason=error.message)
             await asyncio.sleep(self._seconds / _BEATS)
+
+    async def _speak(self) -> None:
+        await self._carrier.send(PRESENCE, self._cluster.host.encode())
 
     async def _hear(self) -> None:
         while True:

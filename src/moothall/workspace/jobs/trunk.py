@@ -1,7 +1,8 @@
 """One connection of many streams between a host and the link of a pod, over two plain topics of the bus.
 
 The bus may lose plain messages where it is left and comes back, so they are numbered: a number that is missing ends the trunk, and
-with it the workspace, whose work is done again elsewhere. What is not acknowledged yet is bounded, so that nobody is flooded.
+with it the workspace, whose work is done again elsewhere. What is not acknowledged yet is bounded, so that nobody is flooded; an end
+that sends more all the same is hostile, and heard no further.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Trunk:
         self._accept = accept
         self._streams: dict[int, asyncio.StreamWriter] = {}
         self._arrived: dict[int, asyncio.Queue[bytes]] = {}
-        self._sent = self._acked = self._last = 0
+        self._sent = self._acked = self._last = self._under_way = 0
         self._room = asyncio.Condition()
         self._group: asyncio.TaskGroup | None = None
         self._heard = asyncio.Event()
@@ -141,6 +142,7 @@ class Trunk:
 
     async def _acknowledge(self, message: bytes) -> None:
         _, number, stream = _HEAD.unpack_from(message)
+        self._under_way -= 1
         await self._carrier.send(self._there, _HEAD.pack(_ACK, number, stream))
 
     async def _receive(self) -> None:
@@ -159,6 +161,9 @@ class Trunk:
                     if number != self._last + 1:
                         raise ConnectionError(f"message {self._last + 1} was lost on the way")
                     self._last = number
+                    self._under_way += 1
+                    if self._under_way > _WINDOW or len(message) > _HEAD.size + _CHUNK:
+                        raise ConnectionError("the other end sent more than it may have under way")
                     await self._take(stream, message)
 
     async def _take(self, stream: int, message: bytes) -> None:

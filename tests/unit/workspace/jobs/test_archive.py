@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,51 @@ def test_a_pipe_says_what_ended_its_other_end(tmp_path: Path) -> None:
         pass
     with pytest.raises(WorkspaceFailed, match="no tree"):
         pipe.finish()
+
+
+def told(name: str, link: str = "", **headers: str) -> tuple[tarfile.TarInfo, bytes]:
+    """A member with headers of its own, which stand for what is in the member itself."""
+    info, content = member(name, tarfile.SYMTYPE if link else tarfile.REGTYPE, link)
+    info.pax_headers = headers
+    return info, content
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        told("link", link="x", linkpath="elsewhere\0"),
+        told("late", mtime=str((1 << 63) - 1)),
+        told("never", mtime="nan"),
+        told("ever", mtime="inf"),
+        told("less", size="-1000000"),
+    ],
+    ids=lambda bad: str(bad[0].name),
+)
+def test_what_cannot_be_written_is_never_taken_for_the_whole_tree(tmp_path: Path, bad: tuple[tarfile.TarInfo, bytes]) -> None:
+    pipe = Pipe(lambda source: unpack(source, tmp_path, most=MOST), reads=True)
+    pipe.write(archive_of(member("first"), bad, member("last")).read())
+    with pytest.raises(WorkspaceFailed):
+        pipe.finish()
+
+
+def peak_of(made: io.BytesIO, root: Path, most: int) -> int:
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(WorkspaceFailed):
+            unpack(made, root, most=most)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_headers_take_no_memory_to_speak_of(tmp_path: Path) -> None:
+    made = archive_of(told("file", comment="x" * 50_000_000))
+    assert peak_of(made, tmp_path, most=1000) < 10_000_000
+
+
+def test_each_entry_counts_though_it_is_empty_and_none_is_remembered(tmp_path: Path) -> None:
+    made = archive_of(*(member(f"folder-{number}/", tarfile.DIRTYPE) for number in range(3000)))
+    with pytest.raises(WorkspaceFailed, match="more than 4000000 bytes"):
+        unpack(made, tmp_path, most=4_000_000)
+    made.seek(0)
+    assert peak_of(made, tmp_path, most=1_000_000_000) < 1_000_000

@@ -96,23 +96,32 @@ def test_an_environment_can_be_written_by_set_up_alone() -> None:
     assert not read_only(BoxSetup("setup", (Path("/tree"),), env=Path("/env"), env_writable=True))
 
 
-def expanded(value: str) -> str:
-    """What a kubelet makes of a value or an argument where `A` is a variable that was said before: expand.go of Kubernetes."""
-    return re.sub(r"\$(\$|\(A\))", lambda found: "$" if found[1] == "$" else "another's value", value)
+def expanded(text: str, known: dict[str, str]) -> str:
+    """What a kubelet makes of a command, an argument or the value of a variable."""
+
+    def put(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else known.get(found[1], found[0])
+
+    return re.sub(r"\$\$|\$\(([^)]*)\)", put, text)
 
 
-@given(st.text(max_size=60) | st.text("$(A)", max_size=9))
-@example("pa$$word")
+@given(st.text(max_size=60) | st.text("$()A", max_size=20))
 @example("$(A)")
+@example("pa$$word")
+@example("$$$(A)$")
 def test_a_value_stays_one_value(text: str) -> None:
-    """Nothing is put into a shell, and what the kubelet expands is escaped, so quotes, `$()` and newlines are what they are."""
-    document = job("one", LABELS, PLACE, SETTINGS, {"MOOTHALL_BUS__URL": text})
+    """Nothing is put into a shell, and what a kubelet would expand is escaped: quotes, `$()`, `$$` and newlines are what they are."""
+    settings = Settings(jobs=JOBS.model_copy(update={"python": text}))
+    document = job("one", LABELS, replace(PLACE, program=text), settings, {"A": "put in", "MOOTHALL_BUS__TOKEN": text})
     link, hands = document["spec"]["template"]["spec"]["containers"][:2]
-    told = {one["name"]: expanded(one["value"]) for one in link["env"]}
-    assert told["MOOTHALL_BUS__URL"] == text
-    assert json.loads(told[LINK])["name"] == "one"
-    assert hands["command"][:4] == ["/usr/bin/python3", "-I", "-S", "-c"]
-    assert json.loads(expanded(hands["args"][1]))["program"] == "moothall.inside.executor"
+    known: dict[str, str] = {}
+    for one in link["env"]:
+        known[one["name"]] = expanded(one["value"], known)
+    assert known["MOOTHALL_BUS__TOKEN"] == text
+    assert json.loads(known[LINK])["name"] == "one"
+    assert expanded(hands["command"][0], known) == text
+    assert hands["command"][1:4] == ["-I", "-S", "-c"]
+    assert json.loads(expanded(hands["args"][1], known))["program"] == text
 
 
 @given(st.dictionaries(st.sampled_from(["task_id", "seat", "tenant", "trace_id"]), st.text(max_size=200)))

@@ -17,7 +17,7 @@ from moothall.errors import SandboxUnavailable
 from moothall.wiring.jobs import house_of, open_jobs
 from moothall.workspace.jobs.cluster import Cluster
 from moothall.workspace.jobs.manifest import HOST, HOUSE, LABEL, NAME
-from moothall.workspace.jobs.orphans import Reconciler
+from moothall.workspace.jobs.orphans import PRESENCE, Reconciler
 from moothall.workspace.jobs.trunk import Carrier
 from support.council import until
 from support.kube.api import KubeApi, kube_api
@@ -124,6 +124,25 @@ async def test_a_cluster_that_does_not_answer_is_no_reason_to_end(api: KubeApi, 
         await asyncio.sleep(0.1)
 
 
+class Stuck(Cluster):
+    """One whose API server takes its time for every answer."""
+
+    async def hosts(self) -> dict[str, str]:
+        await asyncio.Event().wait()
+        return {}
+
+
+async def test_who_waits_for_the_cluster_says_all_the_same_that_it_lives(api: KubeApi) -> None:
+    queues = Queues()
+    heard = 0
+    reconciler = Reconciler(Stuck(jobs(api), "me", "ours"), Carrier(queues.send, queues.hear), 0.3)
+    async with beside(reconciler.run(), "reconciler"), asyncio.timeout(20):
+        async for _ in queues.hear(PRESENCE):
+            heard += 1
+            if heard == 5:
+                break
+
+
 async def test_hosts_hear_each_other_over_the_bus(api: KubeApi) -> None:
     queues = Queues()
     carrier = Carrier(queues.send, queues.hear)
@@ -157,6 +176,14 @@ async def test_labels_are_added_to_those_of_a_job_where_that_is_allowed(api: Kub
     api.denied.add(("patch", "jobs"))
     await cluster.label("one", {"moothall/task": "t2"})
     assert api.jobs["one"]["metadata"]["labels"]["moothall/task"] == "t1"
+
+
+async def test_of_a_pod_that_was_removed_nothing_is_remembered(cluster: Cluster) -> None:
+    await cluster.create({"metadata": {"name": "one", "labels": cluster.labels}})
+    await cluster.remove("one")
+    for kind in ("MODIFIED", "DELETED"):  # said by the watch a moment later
+        cluster._saw_pod(kind, {"metadata": {"labels": {"job-name": "one"}}})
+    assert not cluster._waits
 
 
 def test_a_house_is_whose_pods_reach_the_same_bus(tmp_path: Path) -> None:

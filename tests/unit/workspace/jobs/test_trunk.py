@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moothall.workspace.jobs.link import Folders, PodLink
-from moothall.workspace.jobs.trunk import CONTROL, FIRST, HANDS, Carrier, Streams, Trunk
+from moothall.workspace.jobs.trunk import CODE, CONTROL, FIRST, HANDS, Carrier, Streams, Trunk
 from support.pods import Queues
 
 
@@ -128,3 +129,49 @@ async def test_a_link_that_no_host_speaks_to_ends(tmp_path: Path) -> None:
     async with asyncio.timeout(20):
         await link.run(Carrier(queues.send, queues.hear), "pod", first=0.05)
     assert (tmp_path / "hands").is_dir(), "it had begun to listen for its containers"
+
+
+class Flooding:
+    """A link that says whatever it likes, as fast as the bus takes it."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues, self._number = queues, 0
+
+    async def say(self, stream: int, data: bytes) -> None:
+        self._number += 1
+        await self._queues.send("pod-out", struct.pack("!cII", b"d", self._number, stream) + data)
+
+
+@pytest.mark.parametrize(
+    "stream", [HANDS, CODE, 7, FIRST], ids=["read slowly", "not opened yet", "never opened", "opened by the pod"]
+)
+async def test_a_link_that_heeds_no_window_is_cut_off_before_it_fills_the_host(stream: int) -> None:
+    accepted: list[tuple[int, Streams]] = []
+    queues = Queues()
+    host = Trunk(
+        Carrier(queues.send, queues.hear), "pod-in", "pod-out", lambda number, streams: accepted.append((number, streams))
+    )
+    running = asyncio.create_task(host.run())
+    await asyncio.sleep(0)
+    opened = await host.open(HANDS)  # nobody reads it
+    link = Flooding(queues)
+    async with asyncio.timeout(20):
+        for _ in range(200):
+            await link.say(stream, bytes(100_000))
+            await asyncio.sleep(0)
+        await running
+    assert "more than it may have under way" in host.why
+    opened.close()
+    for _, (_, writer) in accepted:
+        writer.transport.abort()
+
+
+async def test_a_message_longer_than_any_that_a_link_sends_ends_the_trunk() -> None:
+    queues = Queues()
+    host = Trunk(Carrier(queues.send, queues.hear), "pod-in", "pod-out")
+    running = asyncio.create_task(host.run())
+    await asyncio.sleep(0)
+    await Flooding(queues).say(CODE, bytes(8_000_000))
+    async with asyncio.timeout(20):
+        await running
+    assert "more than it may have under way" in host.why
