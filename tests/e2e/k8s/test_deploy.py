@@ -23,7 +23,7 @@ import subprocess, sys
 from pathlib import Path
 repo = Path(sys.argv[1])
 files = {
-    ".moothall.toml": 'setup = []\\n[checks]\\ntests = "python3 -m unittest -v"\\n',  # its pods reach no package index
+    ".moothall.toml": 'setup = []\\n[checks]\\ntests = "/usr/bin/python3 -m unittest -v"\\n',  # the image's: no environment to bring
     "src/__init__.py": "",
     "src/utils.py": "def add(a, b):\\n    return a + b\\n",
     "tests/__init__.py": "",

@@ -107,10 +107,10 @@ async def hands(tmp_path: Path, bus: str) -> AsyncIterator[Hands]:
 
 
 async def bare(folder: Path, bus: str, hands: Hands, files: Mapping[str, str], **checks: str) -> Prepared:
-    """A repository with checks that need no set-up."""
+    """A repository with checks that need no set-up, and no environment that would have to be brought."""
     repo = await asyncio.to_thread(make_repo, folder / "repo", files)
     base = await hands.repositories.resolve(await register(configured(folder, bus), str(repo.path), "HEAD"))
-    profile = Profile(checks={name: ("python3", "-c", code) for name, code in checks.items()})
+    profile = Profile(checks={name: ("/usr/bin/python3", "-c", code) for name, code in checks.items()})
     return await hands.repositories.prepare(replace(base, profile=profile), print)
 
 
