@@ -164,6 +164,36 @@ def test_what_a_user_says_is_there_in_another_namespace_too(helm: str, tmp_path:
     assert named == {"own", "own-bus", "own-accounts", "own-tls", "neo4j", "hosts"}
 
 
+PLACED = """
+images: {moothall: "a/moothall:1", workspace: b}
+pods: {nodeSelector: {pool: ours}, tolerations: [{key: ours, operator: Exists}], imagePullSecrets: [one, two]}
+neo4j: {enabled: true}
+hosts: {enabled: true}
+vllm: {enabled: true, nodeSelector: {gpu: "yes"}, tolerations: [{key: nvidia.com/gpu, operator: Exists}]}
+"""
+
+
+def test_every_pod_runs_where_it_is_said_and_has_the_secrets_for_its_image(helm: str, tmp_path: Path) -> None:
+    (tmp_path / "values.yaml").write_text(PLACED, encoding="utf-8")
+    found = objects(rendered(helm, f"--values={tmp_path}/values.yaml"))
+    placed = {}
+    for (kind, _, name), each in found.items():
+        spec = each.get("spec", {})
+        groups = (spec["headGroupSpec"], *spec["workerGroupSpecs"]) if kind == "RayCluster" else (spec,)
+        for number, group in enumerate(groups):
+            if "template" in group:
+                accepted(each)
+                placed[f"{name}-{number}"] = pod = group["template"]["spec"]
+                assert pod["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
+    assert placed.keys() == {"moothall-0", "nats-0", "neo4j-0", "vllm-0", "hosts-0", "hosts-1"}
+    ours, gpu = {"key": "ours", "operator": "Exists"}, {"key": "nvidia.com/gpu", "operator": "Exists"}
+    assert placed["vllm-0"]["nodeSelector"] == {"pool": "ours", "gpu": "yes"}
+    assert placed["vllm-0"]["tolerations"] == [ours, gpu]
+    for name in placed.keys() - {"vllm-0"}:
+        assert (placed[name]["nodeSelector"], placed[name]["tolerations"]) == ({"pool": "ours"}, [ours]), name
+    assert found["ConfigMap", "moothall", "moothall"]["data"]["MOOTHALL_JOBS__PULL_SECRETS"] == '["one","two"]'
+
+
 NUMBERS = """
 images: {moothall: "a/moothall:1", workspace: b}
 settings: {MOOTHALL_WORKSPACE__ENVIRONMENTS_BYTES: 50000000000, MOOTHALL_BUS__WAIT_SECONDS: 0, MOOTHALL_GRPC__GRACE_SECONDS: 89.5, MOOTHALL_PAGE__X: false}

@@ -1,5 +1,17 @@
+{{- /* Of a list: the values, the user's number, and what is said beside `pods` of where it may run. */}}
 {{- define "moothall.pod" -}}
-securityContext: {runAsUser: {{ . }}, runAsGroup: {{ . }}, fsGroup: {{ . }}, fsGroupChangePolicy: OnRootMismatch, runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
+{{- $values := index . 0 }}{{ $user := index . 1 }}{{ $more := dict }}
+{{- if gt (len .) 2 }}{{ $more = index . 2 }}{{ end -}}
+securityContext: {runAsUser: {{ $user }}, runAsGroup: {{ $user }}, fsGroup: {{ $user }}, fsGroupChangePolicy: OnRootMismatch, runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
+{{- with merge dict ($more.nodeSelector | default dict) $values.pods.nodeSelector }}
+nodeSelector: {{ toJson . }}
+{{- end }}
+{{- with concat $values.pods.tolerations ($more.tolerations | default list) }}
+tolerations: {{ toJson . }}
+{{- end }}
+{{- with $values.pods.imagePullSecrets }}
+imagePullSecrets: [{{ range $at, $name := . }}{{ if $at }}, {{ end }}{name: {{ $name }}}{{ end }}]
+{{- end }}
 {{- end }}
 
 {{- define "moothall.container" -}}
@@ -53,6 +65,9 @@ MOOTHALL_WORKSPACE__KIND: kubernetes
 MOOTHALL_JOBS__NAMESPACE: {{ .Values.workspaces.namespace }}
 MOOTHALL_JOBS__IMAGE: {{ .Values.images.workspace | quote }}
 MOOTHALL_JOBS__LINK_IMAGE: {{ .Values.images.moothall | quote }}
+{{- with .Values.pods.imagePullSecrets }}
+MOOTHALL_JOBS__PULL_SECRETS: {{ toJson . | quote }}
+{{- end }}
 {{- if .Values.environments.enabled }}
 MOOTHALL_WORKSPACE__ENVIRONMENTS: /environments
 {{- end }}
