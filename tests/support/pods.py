@@ -18,8 +18,7 @@ from moothall.workspace.box import Box, BoxSetup
 from moothall.workspace.bundle import INSIDE, bundle
 from moothall.workspace.jobs.box import CodeBox, JobBox, Pods
 from moothall.workspace.jobs.cluster import Cluster
-from moothall.workspace.jobs.link import Folders, PodLink
-from moothall.workspace.jobs.manifest import LINK
+from moothall.workspace.jobs.link import LINK, Folders, PodLink
 from moothall.workspace.jobs.trunk import Carrier
 from moothall.workspace.pool import MakeBox
 

@@ -18,9 +18,6 @@ from pathlib import Path
 from threading import Timer
 from typing import IO, Any, ParamSpec, TypeVar, cast
 
-import git
-from git.exc import GitCommandNotFound
-
 from moothall.errors import RepositoryError, WorkspaceFailed
 from moothall.telemetry import get_logger
 
@@ -250,6 +247,10 @@ class GitRunner:
         raise RepositoryError(f"git {args[0]} failed: {answer.reason}")
 
     def _execute(self, cwd: Path, command: list[str], **options: Any) -> object:
+        # Here, since a link of a pod, which calls no git, comes by this module, and each pod pays for what it imports.
+        import git
+        from git.exc import GitCommandNotFound
+
         try:
             return git.Git(str(cwd)).execute(command, **options)
         except GitCommandNotFound as error:

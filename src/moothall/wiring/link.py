@@ -12,8 +12,7 @@ from moothall.config import environment
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.settings import load_settings
 from moothall.telemetry import configure_logs
-from moothall.workspace.jobs.link import Folders, PodLink
-from moothall.workspace.jobs.manifest import LINK
+from moothall.workspace.jobs.link import LINK, Folders, PodLink
 from moothall.workspace.jobs.trunk import Carrier
 
 

@@ -35,7 +35,7 @@ ODD, NEWLINE = 'it\'s $(touch pwned) `id` "d";&|.txt', "a\nb.txt"
 """Names of files."""
 
 
-class Beside(LoadScopeScheduling):
+class Beside(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """Two workers share the cluster: one has the house by role, and what takes a node away, the other has the rest."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -24,6 +24,8 @@ from moothall.repositories.changes import ChangeCaps, Stamp, collect_tree, measu
 from moothall.workspace.jobs import archive
 from moothall.workspace.jobs.trunk import CONTROL, FIRST, HANDS, SILENT_SECONDS, Carrier, Trunk
 
+LINK = "WORKSPACE_LINK"
+"""What the link is told, in its environment: JSON of `name`, `names` and `proxied`."""
 PIECE = 2_000_000
 """Bytes of a tree that go in one message."""
 _ENTRIES = 200_000

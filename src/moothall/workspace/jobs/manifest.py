@@ -12,6 +12,7 @@ from moothall.config import RunnerSettings, WorkspaceSections
 from moothall.inside.confinement import BOOT
 from moothall.sandbox.bubblewrap import ENVIRONMENT, UID, WORKSPACE
 from moothall.workspace.box import BoxSetup
+from moothall.workspace.jobs.link import LINK
 from moothall.workspace.jobs.trunk import CODE, HANDS
 
 LABEL = "app.kubernetes.io/name"
@@ -19,8 +20,6 @@ NAME = "moothall-workspace"
 HOST = "moothall/host"
 HOUSE = "moothall/house"
 WHOSE = {"task_id": "moothall/task", "seat": "moothall/seat", "tenant": "moothall/tenant"}
-LINK = "WORKSPACE_LINK"
-"""What the link is told, in its environment: JSON of `name`, `names` and `proxied`."""
 _ODD, _LABEL_CHARS = re.compile(r"[^A-Za-z0-9._-]+"), 63
 _SPARE_MEMORY = 64_000_000  # the executor's own, and what its volumes of memory hold
 _LINK_MEMORY = 512_000_000

@@ -15,7 +15,8 @@ from moothall.domain.repository import Base, Profile
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
 from moothall.workspace.box import BoxSetup
-from moothall.workspace.jobs.manifest import LINK, job, labels_of
+from moothall.workspace.jobs.link import LINK
+from moothall.workspace.jobs.manifest import job, labels_of
 from moothall.workspace.layout import environment_key, prepared_key
 
 JOBS = JobSettings(
