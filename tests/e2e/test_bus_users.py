@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,10 +146,34 @@ async def test_nobody_says_what_is_anothers_to_say(house: House, who: str, subje
         *((who, one) for who in USERS for one in ("_INBOX.>", ">", "agent.>", "agent.responses.t", "$KV.>", "$JS.>")),
         *((who, one) for who in ("api", "collector") for one in ("workspace.link.job-1-out", "host.requests.fleet")),
         *((who, "graph.questions.*") for who in ("api", "tools", "hosts")),
+        ("hosts", "repository.requests.house"),
     ],
 )
 async def test_nobody_hears_what_another_is_told_or_asked(house: House, who: str, subject: str) -> None:
     assert "permissions violation for subscription" in await refused(house.of(who), subscribe=subject)
+
+
+async def test_a_host_that_hears_every_request_for_repositories_hears_none_that_the_house_is_asked(
+    house: House, made: JetStreamBus
+) -> None:
+    heard: list[str] = []
+
+    async def note(message: Any) -> None:
+        heard.append(message.subject)
+
+    async with (
+        connection(house.of("hosts"), house.url, on_lost=lambda: None) as host,
+        connection(house.of("api"), house.url, on_lost=lambda: None) as door,
+    ):
+        await host.subscribe("repository.requests.*", cb=note)
+        await host.flush()
+        for who in ("house", "another"):
+            await door.publish(f"repository.requests.{who}", b"{}")
+        await door.flush()
+        async with asyncio.timeout(10):
+            while not heard:
+                await asyncio.sleep(0.05)
+    assert heard == ["repository.requests.another"]
 
 
 async def test_a_decision_among_what_seats_say_is_none(house: House, made: JetStreamBus) -> None:

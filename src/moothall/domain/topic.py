@@ -70,6 +70,10 @@ class Topic:
         return self.channel is other.channel and self.about in {None, other.about}
 
 
+HOUSE = Channel.REPOSITORIES.of("house")
+"""Whoever holds the repositories is asked here."""
+
+
 def deliberation_topics(task_id: str) -> tuple[Topic, ...]:
     """Return the topics that tell the story of one deliberation."""
     return Channel.RESULTS.of(task_id), Channel.RESPONSES.of(task_id), Channel.PROGRESS.of(task_id), Channel.WORDS.of(task_id)

@@ -13,11 +13,11 @@ from moothall.domain import codec
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base
 from moothall.domain.task import RepositoryRef
-from moothall.domain.topic import Channel
+from moothall.domain.topic import HOUSE, Channel
 from moothall.errors import InvalidRequest, NotFound, Temporary
 from moothall.repositories.bundles import newest
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.lending import HOUSE, Ask, BundleOffer, Lender, Said, ask
+from moothall.repositories.lending import Ask, BundleOffer, Lender, Said, ask
 from moothall.repositories.registry import Registered
 from moothall.repositories.trusted import TrustedRepositories
 

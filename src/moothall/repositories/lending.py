@@ -26,8 +26,6 @@ from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import FetchTooLarge, GitRunner
 from moothall.repositories.scratch import scratch
 
-HOUSE = Channel.REPOSITORIES.of("house")
-"""Whoever holds the repositories."""
 Ask = Callable[[Topic, Mapping[str, Any], float], Awaitable[tuple[Mapping[str, Any], bytes]]]
 """`Bus.ask`."""
 Said = Mapping[str, Any]

@@ -151,7 +151,9 @@ async def _build(
             open_bus(settings.bus, url, secrets=secret_values(settings), alone=not settings.bus.url)
         )
     remembered = await stack.enter_async_context(start_beside(graph_of(settings, bus, tell, serves)))
-    repositories = await stack.enter_async_context(open_lending(settings, bus, trusted_repositories(settings)))
+    repositories = await stack.enter_async_context(
+        open_lending(settings, bus, trusted_repositories(settings), lends=roles != {"hosts"})
+    )
     deciding = Deciding(
         settings,
         bus,

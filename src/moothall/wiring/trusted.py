@@ -14,7 +14,7 @@ from moothall.config import ForgeSettings, OidcSettings, Settings, WebhookSettin
 from moothall.disk import write_private
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base, Prepared
-from moothall.domain.topic import Channel
+from moothall.domain.topic import HOUSE, Channel
 from moothall.errors import ConfigurationError
 from moothall.guard.keys import Keys, ensure_token, keys_of
 from moothall.network.destinations import Destinations
@@ -149,18 +149,24 @@ def for_hosts(settings: Settings) -> Settings:
 
 
 @asynccontextmanager
-async def open_lending(settings: Settings, bus: Bus, repositories: TrustedRepositories) -> AsyncIterator[TrustedRepositories]:
-    """Yield the repositories, which hosts on other disks are answered from where there may be such hosts. What they made is fetched from them."""
+async def open_lending(
+    settings: Settings, bus: Bus, repositories: TrustedRepositories, *, lends: bool = True
+) -> AsyncIterator[TrustedRepositories]:
+    """Yield the repositories, which hosts on other disks are answered from where there may be such hosts, where it `lends`: who only runs the
+    seats has credentials by which he is not asked. What they made is fetched from them.
+    """
     if settings.ray.address is None:
         yield repositories
         return
     from moothall.repositories.far import RepositoryServer, patches_of_hosts
-    from moothall.repositories.lending import HOUSE
 
     async with _lender(settings) as lender:
         house = RepositoryServer(repositories, lender, bus.ask)
         patches_of_hosts(repositories, lender, bus.ask)
-        async with _answer(bus, lender, house.answer), beside(bus.answer(HOUSE, house.answer, shared=True), "repositories"):
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(_answer(bus, lender, house.answer))
+            if lends:
+                await stack.enter_async_context(beside(bus.answer(HOUSE, house.answer, shared=True), "repositories"))
             yield repositories
 
 

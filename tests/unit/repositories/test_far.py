@@ -16,11 +16,11 @@ from moothall.bus.registry import literal
 from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
-from moothall.domain.topic import Channel, Topic
+from moothall.domain.topic import HOUSE, Channel, Topic
 from moothall.errors import AlreadyExists, BusUnavailable, NotFound, PatchRefused, RepositoryError, Temporary
 from moothall.repositories.far import HOSTS, FarRepositories, RepositoryServer, patches_of_hosts
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.lending import HOUSE, PART, Lender, ask
+from moothall.repositories.lending import PART, Lender, ask
 from moothall.repositories.objects import Change
 from moothall.repositories.trusted import TrustedRepositories
 from moothall.testing.bus import MemoryBus

@@ -16,7 +16,7 @@ from moothall.bus.buckets import BUCKETS
 from moothall.bus.dead import PREFIX
 from moothall.bus.nats.layout import BLOB_CHUNKS, BLOB_ENTRIES, bucket_prefix
 from moothall.domain.ids import ROLES
-from moothall.domain.topic import Channel
+from moothall.domain.topic import HOUSE, Channel
 
 INBOX = "_INBOX"
 _ANSWER_NANOSECONDS = 600 * 10**9
@@ -24,13 +24,14 @@ _ANSWER_NANOSECONDS = 600 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """What one set of credentials is for. `keeps`: it makes the streams and consumers, and prunes."""
+    """What one set of credentials is for. `lends`: it is asked for the house's repositories; `keeps`: it makes the streams and consumers, and prunes."""
 
     about: str
     sends: frozenset[Channel]
     hears: frozenset[Channel] = frozenset()
     takes: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
+    lends: bool = True
     keeps: bool = False
 
 
@@ -70,6 +71,7 @@ USERS: Mapping[str, User] = {
         hears=frozenset({Channel.LINK, Channel.HOSTS}),
         takes=frozenset(f"host-{role}" for role in ROLES),
         writes=_GUARD | {"budgets"},
+        lends=False,  # what another host is told of a repository says by which checks its seats are judged
     ),
 }
 """By the name of the credentials, which are those of one Deployment each."""
@@ -116,6 +118,9 @@ def claims(name: str) -> Mapping[str, Any]:
     ]
     return {
         "pub": {"allow": [own, *sent, *kept, *stored, *acks, *asks], "deny": denied},
-        "sub": {"allow": [own, *(registry.subject(channel.all) for channel in sorted(user.hears | _HEARD))]},
+        "sub": {
+            "allow": [own, *(registry.subject(channel.all) for channel in sorted(user.hears | _HEARD))],
+            "deny": [] if user.lends else [registry.literal(HOUSE)],
+        },
         "resp": {"max": 1, "ttl": _ANSWER_NANOSECONDS},
     }
