@@ -31,15 +31,17 @@ patches:
       - {{op: add, path: /data/MOOTHALL_LLM__BASE_URL, value: "{model}"}}
       - {{op: add, path: /data/MOOTHALL_WORKSPACE__WARM, value: "0"}}
 """
+_OF_JOBS = ("test_jobs.py", "test_hosts.py", "test_limits.py")
 ODD, NEWLINE = 'it\'s $(touch pwned) `id` "d";&|.txt', "a\nb.txt"
 """Names of files."""
 
 
 class Beside(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """Two workers share the cluster: one has the house by role, and what takes a node away, the other has the rest."""
+    """Workers share the cluster: what needs the same house, overlay or namespace goes to one of them, in this order."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "house" if "/roles/" in nodeid or "/test_node.py" in nodeid else "rest"
+        scopes = {"/with_operators/": "operators", "/roles/": "roles", "test_node.py": "roles"} | dict.fromkeys(_OF_JOBS, "jobs")
+        return next((scope for part, scope in scopes.items() if part in nodeid), "overlays")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Beside:

@@ -213,6 +213,7 @@ async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_h
         "MOOTHALL_JOBS__IMAGE": os.environ["MOOTHALL_JOBS__IMAGE"],
         "MOOTHALL_JOBS__LINK_IMAGE": os.environ["MOOTHALL_JOBS__LINK_IMAGE"],
         "MOOTHALL_JOBS__CPU": "1",
+        "MOOTHALL_JOBS__NAMESPACE": WORKSPACES,
         "MOOTHALL_SANDBOX__MEMORY_BYTES": "600000000",
         "MOOTHALL_BUS__URL": bus,
     }

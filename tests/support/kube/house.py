@@ -16,11 +16,12 @@ from typing import Any
 
 from moothall.bus.nats.accounts import make
 from support import gobuilt
-from support.kube import keys
+from support.kube import WORKER, keys
 from support.kube.neo4j import IMAGE as NEO4J
 from support.kube.programs import Home
 
-SPACE, WORKSPACES = "house", "house-workspaces"
+SPACE = f"house{WORKER}"
+WORKSPACES = f"{SPACE}-workspaces"
 TOKEN, PASSWORD = "token-of-the-house-in-the-cluster", "password-of-its-graph"
 CLASS = "folders-of-this-machine"
 _CHART = Path(__file__).parents[3] / "deploy/helm/moothall"
@@ -88,12 +89,12 @@ def places(folders: Folders) -> str:
 def secrets(home: Home, folder: Path) -> str:
     """Return the Secrets that have to be there before the chart, for `kubectl apply`. `folder` gets keys."""
     bus = make(folder / "bus")
-    certificate(home, "house")
+    certificate(home, SPACE)
     values = {
         "nats-accounts": {"accounts.conf": bus["accounts.conf"].read_text(encoding="utf-8")},
         "moothall-bus": {name: path.read_text(encoding="utf-8") for name, path in bus.items()},
         "moothall": {"MOOTHALL_GRPC__TOKEN": TOKEN, "MOOTHALL_GRAPH__PASSWORD": PASSWORD},
-        "moothall-tls": {f"tls.{end}": (home.keys / f"house.{end}").read_text(encoding="utf-8") for end in ("crt", "key")},
+        "moothall-tls": {f"tls.{end}": (home.keys / f"{SPACE}.{end}").read_text(encoding="utf-8") for end in ("crt", "key")},
         "neo4j": {"NEO4J_AUTH": f"neo4j/{PASSWORD}"},
     }
     kinds = {"moothall-tls": "kubernetes.io/tls"}

@@ -239,7 +239,11 @@ class Node:
             "resolvConf": f"{folder}/resolv.conf",
             "failSwapOn": False,
             "oomScoreAdj": 0,
-            "featureGates": {"KubeletInUserNamespace": True},  # a machine that is a container itself may not set all it wants
+            "featureGates": {
+                "KubeletInUserNamespace": True,  # a machine that is a container itself may not set all it wants
+                "KubeletCrashLoopBackOffMax": True,
+            },
+            "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},  # what tests kill once more is not one that fails by itself
             "podLogsDir": f"{folder}/podlogs",
             "volumePluginDir": f"{folder}/plugins",
             "nodeStatusUpdateFrequency": "5s",

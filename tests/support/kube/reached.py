@@ -13,16 +13,20 @@ from typing import Any
 from moothall.bus.nats.server import _binary
 from moothall.config import BusSettings, JobSettings, SandboxSettings, Settings, WorkspaceSettings
 from moothall.settings import load_settings
+from support.kube import WORKER
 from support.kube.ctl import kubectl
 
-WORKSPACES = "moothall-workspaces"
+WORKSPACES = f"workspaces{WORKER}"
+"""The namespace of Jobs whose host is here."""
 DEPLOY = Path(__file__).parents[3] / "deploy/k8s"
 
 
 def make_namespaces() -> None:
-    """Make the namespaces of deploy/k8s, with its quota and roles, but none of its pods."""
+    """Make the namespaces of deploy/k8s, with its quota and roles, but none of its pods, and one more of its kind for our Jobs."""
     for name in ("namespaces", "rbac", "quota"):
-        kubectl("apply", "-f", str(DEPLOY / f"base/{name}.yaml"))
+        said = (DEPLOY / f"base/{name}.yaml").read_text(encoding="utf-8")
+        for text in (said, said.replace("moothall-workspaces", WORKSPACES)):
+            kubectl("apply", "-f", "-", given=text)
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ async def stood(home: Home, folder: Path, said: Mapping[str, Any]) -> AsyncItera
 
     Raises `gobuilt.Missing`, `programs.Missing`; `AssertionError` with what its pods say where they do not come.
     """
-    folders = Folders(home.run / "volumes")
+    folders = Folders(home.run / "volumes" / SPACE)
     await cleared(home)
     try:
         await asyncio.to_thread(neo4j.make, home, print)

@@ -39,12 +39,12 @@ LOOKS = (
     ("list", "--json"),
 )
 NEW_TOKEN, NEW_PASSWORD = "another-token-of-the-house", "another-password-of-its-graph"
-ASK_NEO4J = """
+ASK_NEO4J = f"""
 import sys
 from neo4j import GraphDatabase
 from neo4j.exceptions import AuthError
 try:
-    with GraphDatabase.driver("neo4j://neo4j.house:7687", auth=("neo4j", sys.argv[1])) as driver:
+    with GraphDatabase.driver("neo4j://neo4j.{SPACE}:7687", auth=("neo4j", sys.argv[1])) as driver:
         driver.execute_query(sys.argv[2], database_=sys.argv[3])
         print("done")
 except AuthError:
@@ -126,9 +126,9 @@ async def shown(standing: Standing) -> str:
 
 
 async def test_credentials_are_replaced_as_the_page_says(standing: Standing, home: Home, copies: Copies, tmp_path: Path) -> None:
-    house.certificate(home, "house-new")
+    house.certificate(home, f"{SPACE}-new")
     for end in ("crt", "key"):
-        (tmp_path / f"tls.{end}").write_bytes((home.keys / f"house-new.{end}").read_bytes())
+        (tmp_path / f"tls.{end}").write_bytes((home.keys / f"{SPACE}-new.{end}").read_bytes())
     (tmp_path / "ca.crt").write_bytes(standing.authority)
     (tmp_path / "settings.env").write_text(f"MOOTHALL_GRPC__TOKEN={NEW_TOKEN}\nMOOTHALL_GRAPH__PASSWORD={NEW_PASSWORD}\n")
     (tmp_path / "neo4j.env").write_text(f"NEO4J_AUTH=neo4j/{NEW_PASSWORD}\n")
