@@ -34,7 +34,7 @@ def make(home: Home, say: Say) -> None:
         archive = home.images / f"{name}.tar"
         if not archive.exists():
             write(archive, tag, [layer({f"/{name}": program.read_bytes()})], {"Entrypoint": [f"/{name}"], "User": user})
-    base = home.images / "base.tar"
+    base = home.images / "debian.tar"
     if not base.exists():
         say("making the base of our images out of Debian's packages")
         write(
@@ -53,6 +53,9 @@ def write(out: Path, tag: str, layers: Sequence[bytes], config: Mapping[str, Any
         "os": "linux",
         "config": dict(config),
         "rootfs": {"type": "layers", "diff_ids": [_digest(each) for each in layers]},
+        "history": [
+            {"created_by": "archive"} for _ in layers
+        ],  # without it buildah cannot keep what it builds on this, layer by layer
     }
     blobs = [*packed, _json(image)]
     *parts, about = ({"digest": _digest(blob), "size": len(blob)} for blob in blobs)

@@ -38,7 +38,7 @@ def _build(home: Home, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         with tarfile.open(fileobj=io.BytesIO(tree.stdout)) as files:
             files.extractall(place, filter="data")
-        _run("buildah", "pull", "-q", f"oci-archive:{home.images}/base.tar")
+        _run("buildah", "pull", "-q", f"oci-archive:{home.images}/debian.tar")
         _run(f"{place}/scripts/images", "--base", _BASE, "--tag", TAG)
     for name in NAMES:
         image, draft = f"registry.local/{name}:{TAG}", folder / f"{name}.draft"
