@@ -26,7 +26,7 @@ def make_namespaces() -> None:
     for name in ("namespaces", "rbac", "quota"):
         said = (DEPLOY / f"base/{name}.yaml").read_text(encoding="utf-8")
         for text in (said, said.replace("moothall-workspaces", WORKSPACES)):
-            kubectl("apply", "-f", "-", given=text)
+            kubectl("apply", "--server-side", "-f", "-", given=text)  # several workers may do it at once
 
 
 @asynccontextmanager

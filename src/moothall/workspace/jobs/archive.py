@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import stat
+import struct
 import tarfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,6 +23,9 @@ from moothall.errors import WorkspaceFailed
 Keep = Callable[[str, os.stat_result], bool]
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _COPIED = 1 << 20
+PIECE = 1 << 18
+"""Bytes of a tree that are sent at a time: as many as go into a message."""
+_SIZE = struct.Struct("!I")
 _HEADERS = 1 << 20  # bytes that may come before a member's content
 _ENTRY = 4096  # bytes that an entry counts beside its content
 
@@ -168,6 +173,26 @@ def _parent(top: int, parts: list[str]) -> Iterator[int]:
         yield folder
     finally:
         os.close(folder)
+
+
+async def send(pipe: Pipe, stream: socket.socket) -> None:
+    """Send what is packed in pieces, each after its size, and then an empty one. Raises `OSError`."""
+    loop = asyncio.get_running_loop()
+    while True:
+        piece = await asyncio.to_thread(pipe.read, PIECE)
+        await loop.sock_sendall(stream, _SIZE.pack(len(piece)) + piece)
+        if not piece:
+            return
+
+
+async def receive(pipe: Pipe, stream: asyncio.StreamReader) -> None:
+    """Hand what was sent to whoever unpacks, up to the empty piece or until that has ended. Raises `WorkspaceFailed` where it breaks off."""
+    try:
+        while size := _SIZE.unpack(await stream.readexactly(_SIZE.size))[0]:
+            if not await asyncio.to_thread(pipe.write, await stream.readexactly(size)):
+                return
+    except asyncio.IncompleteReadError as error:
+        raise WorkspaceFailed("a tree broke off on its way") from error
 
 
 class Pipe:

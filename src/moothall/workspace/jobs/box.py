@@ -7,6 +7,7 @@ import base64
 import contextlib
 import functools
 import shutil
+import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +26,7 @@ from moothall.workspace.box import Answer, Asked, Box, BoxSetup
 from moothall.workspace.box_link import BoxLink
 from moothall.workspace.jobs import archive, manifest
 from moothall.workspace.jobs.cluster import Cluster
-from moothall.workspace.jobs.link import PIECE
-from moothall.workspace.jobs.trunk import CODE, CONTROL, HANDS, Carrier, Streams, Trunk
+from moothall.workspace.jobs.trunk import CODE, CONTROL, FILES, HANDS, Carrier, Streams, Trunk
 
 _CONTROL_SECONDS = 300.0  # a piece of a tree, or all that was written
 _WORDS_SECONDS = 5.0
@@ -53,6 +53,7 @@ class JobBox(Box):
         self._carrying: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._control: BoxLink | None = None
+        self._files: socket.socket
         self._code: BoxLink | None = None
         self._lost: asyncio.Task[None] | None = None
         self._why = ""
@@ -102,6 +103,8 @@ class JobBox(Box):
         await self._wait_connected()
         self._control = await BoxLink.over(await self._trunk.open(CONTROL))
         await self._control.ready
+        self._files = self._outside.enter_context(await self._trunk.open(FILES))
+        self._files.setblocking(False)
         hands = await BoxLink.over(await self._trunk.open(HANDS))
         for layer in reversed(self.place.tree):
             await self._bring(layer, "tree")
@@ -156,13 +159,14 @@ class JobBox(Box):
         return said
 
     async def _bring(self, tree: Path, where: str) -> None:
-        most = self._settings.jobs.disk_bytes
         async with archive.piped(lambda target: archive.pack(tree, target), reads=False) as pipe:
-            while True:
-                piece = await asyncio.to_thread(pipe.read, PIECE)
-                await self._tell("unpack", where=where, most=most, data=base64.b64encode(piece).decode())
-                if not piece:
-                    return
+            sending = asyncio.create_task(archive.send(pipe, self._files), name=f"tree for {self.job}")
+            try:
+                await self._tell("unpack", where=where, most=self._settings.jobs.disk_bytes)
+                await sending
+            finally:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
 
     async def _bring_configuration(self) -> None:
         """What set-up is shown of the operator's: folders lie where they lie here; files all in one folder, under their number."""

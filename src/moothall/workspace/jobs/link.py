@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import os
 import socket
 import sys
@@ -22,12 +23,11 @@ from moothall.inside.protocol import Frames, ProtocolError, pack
 from moothall.network.proxy import listener
 from moothall.repositories.changes import ChangeCaps, Stamp, collect_tree, measure, stamp, stamps
 from moothall.workspace.jobs import archive
-from moothall.workspace.jobs.trunk import CONTROL, FIRST, HANDS, SILENT_SECONDS, Carrier, Trunk
+from moothall.workspace.jobs.trunk import CONTROL, FILES, FIRST, HANDS, SILENT_SECONDS, Carrier, Trunk
 
 LINK = "WORKSPACE_LINK"
 """What the link is told, in its environment: JSON of `name`, `names` and `proxied`."""
-PIECE = 2_000_000
-"""Bytes of a tree that go in one message."""
+_PIECE = 2_000_000  # bytes of a tree that goes back, in one answer
 _ENTRIES = 200_000
 
 
@@ -59,7 +59,6 @@ class PodLink:
     _before: dict[str, Stamp] = field(default_factory=dict)
     _size: int = 0
     _port: int = 0
-    _unpacking: archive.Pipe | None = None
     _packing: archive.Pipe | None = None
     _next: int = FIRST
 
@@ -80,10 +79,14 @@ class PodLink:
         await trunk.connected.wait()
         try:
             control = await trunk.open(CONTROL)
-            async with asyncio.TaskGroup() as group:
-                for stream, where in listening.items():
-                    group.create_task(self._join(trunk, stream, where), name=f"container {stream}")
-                group.create_task(self._answer(control), name="control")
+            files, held = await asyncio.open_connection(sock=await trunk.open(FILES))
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for stream, where in listening.items():
+                        group.create_task(self._join(trunk, stream, where), name=f"container {stream}")
+                    group.create_task(self._answer(control, files), name="control")
+            finally:
+                held.transport.abort()
         except* ConnectionError:
             pass  # it was gone again at once
 
@@ -110,15 +113,15 @@ class PodLink:
         with contextlib.suppress(ConnectionError):
             await trunk.join(self._next, streams)
 
-    async def _answer(self, control: socket.socket) -> None:
-        """Answer the host's requests, one after the other."""
+    async def _answer(self, control: socket.socket, files: asyncio.StreamReader) -> None:
+        """Answer the host's requests, one after the other; trees come by `files`."""
         reader, writer = await asyncio.open_connection(sock=control)
         frames = Frames()
         writer.write(pack({"id": 0, "status": "ready"}))
         try:
             while data := await reader.read(1 << 20):
                 for request in frames.feed(data):
-                    answer = await asyncio.to_thread(self._answer_to, request)
+                    answer = await self._answer_to(request, files)
                     writer.write(pack({**answer, "id": request["id"]}))
                     await writer.drain()
         except (ProtocolError, ConnectionError):
@@ -126,9 +129,9 @@ class PodLink:
         finally:
             writer.transport.abort()
 
-    def _answer_to(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _answer_to(self, request: dict[str, Any], files: asyncio.StreamReader) -> dict[str, Any]:
         try:
-            return self._do(request)
+            return await (self._unpack(request, files) if request["op"] == "unpack" else asyncio.to_thread(self._do, request))
         except PatchRefused as error:
             return {"status": "refused", "error": error.message}
         except (MoothallError, OSError) as error:
@@ -136,8 +139,6 @@ class PodLink:
 
     def _do(self, request: dict[str, Any]) -> dict[str, Any]:
         match request["op"]:
-            case "unpack":
-                return self._unpack(request)
             case "begin":
                 self._before = stamps(self.folders.tree)
                 self._size, _ = measure(self.folders.tree, sys.maxsize, sys.maxsize)
@@ -156,15 +157,11 @@ class PodLink:
                 return self._pack(str(request["where"]))
         raise WorkspaceFailed(f"the link knows no {str(request['op'])[:80]!r}")
 
-    def _unpack(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Take a piece of a tree; an empty one is its end."""
-        if self._unpacking is None:
-            where, most = self.folders.of(str(request["where"])), int(request["most"])
-            self._unpacking = archive.Pipe(lambda source: archive.unpack(source, where, most=most), reads=True)
-        pipe, piece = self._unpacking, base64.b64decode(request["data"])
-        if not piece or not pipe.write(piece):
-            self._unpacking = None
-            pipe.finish()
+    async def _unpack(self, request: dict[str, Any], files: asyncio.StreamReader) -> dict[str, Any]:
+        """Take the next tree that is sent."""
+        unpack = functools.partial(archive.unpack, root=self.folders.of(str(request["where"])), most=int(request["most"]))
+        async with archive.piped(unpack, reads=True) as pipe:
+            await archive.receive(pipe, files)
         return {"status": "success"}
 
     def _pack(self, where: str) -> dict[str, Any]:
@@ -173,7 +170,7 @@ class PodLink:
             root = self.folders.of(where)
             keep = self._is_written if where == "tree" else archive.everything
             self._packing = archive.Pipe(lambda target: archive.pack(root, target, keep), reads=False)
-        piece = self._packing.read(PIECE)
+        piece = self._packing.read(_PIECE)
         if not piece:
             pipe, self._packing = self._packing, None
             pipe.finish()

@@ -17,8 +17,8 @@ from typing import Any
 
 from moothall.errors import BusUnavailable
 
-CONTROL, HANDS, CODE, FIRST = 0, 1, 2, 16
-"""Streams: the link itself, the executor, the one of blocks of Python, and the first of those that the pod opens."""
+CONTROL, HANDS, CODE, FILES, FIRST = 0, 1, 2, 3, 16
+"""Streams: the link itself, the executor, the one of blocks of Python, trees for the pod, and the first of those that the pod opens."""
 
 BEAT_SECONDS, SILENT_SECONDS = 5.0, 30.0
 _HEAD = struct.Struct("!cII")  # kind, number of the message, stream

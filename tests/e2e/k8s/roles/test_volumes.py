@@ -26,7 +26,7 @@ from support.kube.ctl import ask
 from support.kube.house import CLAIMS, PASSWORD, SPACE
 from support.kube.page import by_role
 from support.kube.programs import Home
-from support.kube.stood import all_rolled_out, cleared
+from support.kube.stood import all_rolled_out, cleared, old_pods_gone
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -144,6 +144,7 @@ async def test_credentials_are_replaced_as_the_page_says(standing: Standing, hom
         await page.run(by_role(page.line(part), SPACE), tmp_path)
     await page.run(by_role(page.line("kubectl -n moothall rollout restart deployment/moothall"), SPACE))
     await all_rolled_out()
+    await old_pods_gone()
 
     assert await status(standing, old) is grpc.StatusCode.UNAUTHENTICATED
     assert await status(standing, NEW_TOKEN) is grpc.StatusCode.OK
