@@ -37,7 +37,9 @@ ODD, NEWLINE = 'it\'s $(touch pwned) `id` "d";&|.txt', "a\nb.txt"
 
 
 class Beside(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """Workers share the cluster: what needs the same house, overlay or namespace goes to one of them, in this order."""
+    """Workers share the cluster: what needs the same house, overlay or namespace goes to one of them. xdist's own groups have no effect with
+    pytest 9.2.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         scopes = {"/with_operators/": "operators", "/roles/": "roles", "test_node.py": "roles"} | dict.fromkeys(_OF_JOBS, "jobs")

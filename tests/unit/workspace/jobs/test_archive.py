@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import io
 import os
+import socket
+import struct
 import tarfile
 import tracemalloc
 from pathlib import Path
@@ -10,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from moothall.errors import WorkspaceFailed
-from moothall.workspace.jobs.archive import Pipe, pack, unpack
+from moothall.workspace.jobs.archive import Pipe, pack, piped, receive, send, unpack
 
 MOST = 10_000_000
 
@@ -154,3 +158,39 @@ def test_each_entry_counts_though_it_is_empty_and_none_is_remembered(tmp_path: P
         unpack(made, tmp_path, most=4_000_000)
     made.seek(0)
     assert peak_of(made, tmp_path, most=1_000_000_000) < 1_000_000
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 18, 5_000_000])
+async def test_a_tree_is_sent_in_pieces_and_the_next_one_after_it(size: int, tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    reader, writer = await asyncio.open_connection(sock=theirs)
+    for number in range(2):
+        tree, back = tmp_path / f"tree{number}", tmp_path / f"back{number}"
+        tree.mkdir()
+        back.mkdir()
+        (tree / "file").write_bytes(os.urandom(size))
+        async with (
+            piped(functools.partial(unpack, root=back, most=MOST), reads=True) as out,
+            piped(functools.partial(pack, tree), reads=False) as into,
+            asyncio.TaskGroup() as group,
+        ):
+            group.create_task(send(into, ours))
+            await receive(out, reader)
+        assert (back / "file").read_bytes() == (tree / "file").read_bytes()
+    writer.close()
+    ours.close()
+
+
+@pytest.mark.parametrize("cut", [2, 4, 3000])
+async def test_a_tree_that_breaks_off_on_its_way_is_said(cut: int, tmp_path: Path) -> None:
+    held = io.BytesIO()
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "file").write_bytes(bytes(9000))
+    pack(tmp_path / "tree", held)
+    reader = asyncio.StreamReader()
+    reader.feed_data((struct.pack("!I", len(held.getvalue())) + held.getvalue())[:cut])
+    reader.feed_eof()
+    with pytest.raises(WorkspaceFailed, match="broke off on its way"):
+        async with piped(functools.partial(unpack, root=tmp_path, most=MOST), reads=True) as out:
+            await receive(out, reader)
