@@ -28,7 +28,7 @@ from moothall.workspace.jobs import archive, manifest
 from moothall.workspace.jobs.cluster import Cluster
 from moothall.workspace.jobs.trunk import CODE, CONTROL, FILES, HANDS, Carrier, Streams, Trunk
 
-_CONTROL_SECONDS = 300.0  # a piece of a tree, or all that was written
+_CONTROL_SECONDS = 300.0  # a tree, or all that was written
 _WORDS_SECONDS = 5.0
 _CONFIG = Path("/opt/config")
 
