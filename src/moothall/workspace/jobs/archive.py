@@ -16,11 +16,13 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TypeVar, cast
 
 from moothall.errors import WorkspaceFailed
 
 Keep = Callable[[str, os.stat_result], bool]
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _COPIED = 1 << 20
 PIECE = 1 << 18
@@ -202,6 +204,7 @@ class Pipe:
         source, target = os.pipe2(os.O_CLOEXEC)
         theirs, mode = (source, "rb") if reads else (target, "wb")
         self._ours = target if reads else source
+        self._using, self._over = threading.Lock(), False
         self._failed: list[BaseException] = []
 
         def run() -> None:
@@ -219,22 +222,32 @@ class Pipe:
         data = memoryview(piece)
         try:
             while data:
-                data = data[os.write(self._ours, data) :]
+                data = data[self._use(os.write, data) :]
         except BrokenPipeError:
             return False
         return True
 
     def read(self, most: int) -> bytes:
-        """Return the next piece of what is packed, of `most` bytes but for the last; empty at its end."""
-        parts, left = [], most
-        while left and (part := os.read(self._ours, left)):
+        """Return the next piece of what is packed, of `most` bytes but for the last; empty at its end. Raises `BrokenPipeError` once it is finished."""
+        parts: list[bytes] = []
+        left = most
+        while left and (part := self._use(os.read, left)):
             parts.append(part)
             left -= len(part)
         return b"".join(parts)
 
+    def _use(self, call: Callable[[int, _T], _R], what: _T) -> _R:
+        """Call with our end. Whoever gave up may have a thread that reads on: it gets no file that has the number of ours by then."""
+        with self._using:
+            if self._over:
+                raise BrokenPipeError
+            return call(self._ours, what)
+
     def finish(self) -> None:
         """Close our end and wait for theirs. Raises what ended it."""
-        os.close(self._ours)
+        with self._using:
+            self._over = True
+            os.close(self._ours)
         self._thread.join()
         if self._failed:
             raise self._failed[0]

@@ -194,3 +194,19 @@ async def test_a_tree_that_breaks_off_on_its_way_is_said(cut: int, tmp_path: Pat
     with pytest.raises(WorkspaceFailed, match="broke off on its way"):
         async with piped(functools.partial(unpack, root=tmp_path, most=MOST), reads=True) as out:
             await receive(out, reader)
+
+
+def test_whoever_reads_on_from_a_pipe_that_is_finished_gets_nothing_of_others(tmp_path: Path) -> None:
+    reads, writes = Pipe(lambda end: None, reads=False), Pipe(lambda end: None, reads=True)
+    reads.finish()
+    writes.finish()
+    others = [(tmp_path / name).open("w+b", buffering=0) for name in "abcd"]  # which have the numbers of its ends now
+    for one in others:
+        one.write(b"another's")
+        one.seek(0)
+    with pytest.raises(BrokenPipeError):
+        reads.read(9)
+    assert not writes.write(b"into another's")
+    for one in others:
+        assert one.read() == b"another's"
+        one.close()
