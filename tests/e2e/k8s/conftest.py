@@ -31,23 +31,23 @@ patches:
       - {{op: add, path: /data/MOOTHALL_LLM__BASE_URL, value: "{model}"}}
       - {{op: add, path: /data/MOOTHALL_WORKSPACE__WARM, value: "0"}}
 """
-_OF_JOBS = ("test_jobs.py", "test_hosts.py", "test_limits.py")
+_SCOPES = {"/with_operators/": "operators", "/roles/": "roles", "/test_node.py": "roles"}
+_SCOPES |= dict.fromkeys(("/test_jobs.py", "/test_hosts.py", "/test_limits.py"), "jobs")
 ODD, NEWLINE = 'it\'s $(touch pwned) `id` "d";&|.txt', "a\nb.txt"
 """Names of files."""
 
 
-class Beside(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+class SharedCluster(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """Workers share the cluster: what needs the same house, overlay or namespace goes to one of them. xdist's own groups have no effect with
     pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        scopes = {"/with_operators/": "operators", "/roles/": "roles", "test_node.py": "roles"} | dict.fromkeys(_OF_JOBS, "jobs")
-        return next((scope for part, scope in scopes.items() if part in nodeid), "overlays")
+        return next((scope for part, scope in _SCOPES.items() if part in nodeid), "overlays")
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Beside:
-    return Beside(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedCluster:
+    return SharedCluster(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
