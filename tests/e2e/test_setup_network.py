@@ -115,7 +115,7 @@ async def test_this_machine_is_out_of_reach_with_and_without_the_proxy(house: Lo
             with pytest.raises(RepositoryError) as failed:
                 await Preparer(settings, lambda _: house.clone, house.workspaces).prepare(base)
             assert "\nreached" not in str(failed.value)
-            assert str(failed.value).count("403") == 4, str(failed.value).rpartition("exit code")
+            assert str(failed.value).count("HTTP Error 403") == 4, str(failed.value).rpartition("exit code")
             assert f"127.0.0.1:{port}" in str(failed.value)
             assert "workspace.setup_hosts" in str(failed.value)
 
