@@ -101,6 +101,8 @@ class Command:
     extra: dict[str, str] = field(default_factory=dict)
     served_at: str = ""
     server_pid: int = 0
+    pass_fds: tuple[int, ...] = ()
+    """Descriptors that its process inherits."""
 
     def environment(self) -> dict[str, str]:
         """The process's environment."""
@@ -129,6 +131,7 @@ class Command:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=stdout,
             stderr=asyncio.subprocess.PIPE,
+            pass_fds=self.pass_fds,
         )
 
     async def __call__(self, *args: str, cwd: Path | None = None, seconds: float = 240) -> Run:

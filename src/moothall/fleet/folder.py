@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from moothall.fleet import reaper
+from moothall.processes import start_process
 
 _PREFIX = "mh-"  # short: a folder of many letters for temporary files leaves little of the 107
 
@@ -26,7 +27,7 @@ async def ray_folder() -> AsyncIterator[Path]:
     """
     await asyncio.to_thread(sweep, Path(tempfile.gettempdir()))
     directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
-    watcher = await asyncio.create_subprocess_exec(
+    watcher = await start_process(
         *(sys.executable, "-I", "-S", str(reaper.__file__), str(directory)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,

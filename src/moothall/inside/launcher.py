@@ -2,7 +2,8 @@
 
 Run as a script with the bare interpreter; its order comes marshalled through the descriptor in argv[1]:
 `parent` pid, `uid` to drop to (or null), `cgroups` files to enter, `stage` [[host path, name], …],
-`overlay` {lower: [...], upper, work} or null, `program` to become and its `argv`.
+`overlay` {lower: [...], upper, work} or null, `program` to become and its `argv`, `descriptors` to leave open:
+all others above stderr are closed, whatever the process that started this one had open.
 
 Everything happens in a private mount namespace, so that no mount is ever seen by the host and all are
 gone with the last process. A tmpfs over /tmp holds the staged paths: the dropped uid reaches them
@@ -26,6 +27,7 @@ _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _SIGKILL = 9
+_STDERR = 2
 FAILED = 70
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -77,10 +79,20 @@ def _stage(order: dict[str, Any]) -> None:
         os.close(descriptor)
 
 
+def _close_all_but(descriptors: tuple[int, ...]) -> None:
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - pathlib costs start time
+        if int(name) > _STDERR and int(name) not in descriptors:
+            try:  # noqa: SIM105 - contextlib costs start time
+                os.close(int(name))
+            except OSError:
+                pass  # the listing's own
+
+
 def main() -> None:
     """Carry out the order; never returns."""
     with open(int(sys.argv[1]), "rb") as file:  # noqa: PTH123 - a descriptor, no path
         order = marshal.load(file)  # noqa: S302 - from the process that started this one, the same Python
+    _close_all_but(order["descriptors"])
     for path in order["cgroups"]:
         with open(path, "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib costs start time
             file.write(str(os.getpid()))

@@ -20,6 +20,7 @@ from moothall.config import LlmSettings
 from moothall.errors import ConfigurationError, ModelUnavailable
 from moothall.model.serve_local import Serve
 from moothall.model.weights import fetch_weights
+from moothall.processes import start_process
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -92,7 +93,7 @@ class _Child:
         """Start it and return its port once it can be called. Raises `ModelUnavailable`; then it does not run."""
         with _open_log(self.log_path) as output:
             start = output.tell()
-            self.process = await asyncio.create_subprocess_exec(
+            self.process = await start_process(
                 sys.executable,
                 "-m",
                 "moothall.model.serve_local",

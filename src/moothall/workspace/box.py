@@ -15,6 +15,7 @@ from moothall.config import SandboxSettings, WorkspaceSections
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.inside.confinement import HOME
 from moothall.network.proxy import Proxy
+from moothall.processes import start_process
 from moothall.repositories.changes import ChangeCaps
 from moothall.repositories.detect import GO_CACHE
 from moothall.repositories.objects import Change
@@ -85,7 +86,7 @@ async def remove_tree(path: Path) -> None:
 
 
 async def _quietly(*command: str) -> None:
-    process = await asyncio.create_subprocess_exec(
+    process = await start_process(
         *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
     )
     await process.wait()

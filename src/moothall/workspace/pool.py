@@ -21,6 +21,7 @@ from moothall.domain.repository import Prepared
 from moothall.domain.tool import Bounds
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.ports import NOTHING
+from moothall.processes import start_process
 from moothall.repositories import scratch
 from moothall.sandbox import cgroups, orphans
 from moothall.workspace import boxlog
@@ -68,7 +69,7 @@ class BoxPool:
         await asyncio.to_thread(boxlog.prune, self._settings.data_dir)
         await asyncio.to_thread(bundle, self._folder / "code")
         # A sandbox whose host is killed while it starts would stay: this one hears of the kill by its stdin, and ends it.
-        self._reaper = await asyncio.create_subprocess_exec(
+        self._reaper = await start_process(
             *(sys.executable, "-I", "-S", orphans.__file__, f"{self._instance}-"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,

@@ -13,6 +13,7 @@ from pathlib import Path
 from moothall.config import WorkspaceSections
 from moothall.domain.ids import digest
 from moothall.errors import RepositoryError
+from moothall.processes import start_process
 from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.sandbox.spawn import drop_uid, own
 from moothall.workspace.box import BoxSetup, remove_tree
@@ -48,7 +49,7 @@ class Starter:
         source = source or await self._make("blank", python, (venv,), tell, image=image, network=False)
         if source is None:
             raise RepositoryError(f"a virtual environment cannot be made with {venv[0]}: is its venv module whole?")
-        copying = await asyncio.create_subprocess_exec("cp", "-a", "--reflink=auto", str(source), str(env))
+        copying = await start_process("cp", "-a", "--reflink=auto", str(source), str(env))
         if await copying.wait():
             raise RepositoryError(f"the environment cannot be copied to {env}: is the disk full?")
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from moothall.config import WorkspaceSections
 from moothall.errors import ConfigurationError, WorkspaceFailed
+from moothall.processes import start_process
 from moothall.telemetry import metrics
 from moothall.tools.wasm_tools import WasmTool, read_tools
 
@@ -122,7 +123,7 @@ async def _compile(source: Path, target: Path) -> None:
     """In a process of its own: a compiler that a module brings down takes nothing with it."""
     making = target.with_name(f".{target.name}.{os.getpid()}")
     command = (sys.executable, "-m", "moothall.inside.wasm", "compile", str(source), str(making))
-    process = await asyncio.create_subprocess_exec(
+    process = await start_process(
         *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
     try:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from moothall.config import BusSettings
 from moothall.disk import try_lock, write_private
 from moothall.errors import BusUnavailable, ConfigurationError
+from moothall.processes import start_process
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -150,7 +151,7 @@ class _Server:
         for stale in self.directory.glob("*.ports"):
             stale.unlink(missing_ok=True)
         with (self.directory / "start.log").open("wb") as output:
-            self.process = await asyncio.create_subprocess_exec(
+            self.process = await start_process(
                 sys.executable,
                 "-I",
                 "-S",

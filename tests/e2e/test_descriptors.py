@@ -1,0 +1,210 @@
+"""No child of ours inherits a descriptor that it was not given: in a sandbox or outside, under uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import socket
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import make_command, served
+
+from house import Command
+from moothall.bus.nats.server import embedded_server
+from moothall.config import BusSettings, SandboxSettings
+from moothall.domain.code import CodeBlock
+from moothall.domain.tool import ToolResult
+from moothall.inside import chromium as chromium_start
+from moothall.model.local import local_model_server
+from moothall.network.proxy import listener
+from moothall.processes import start_process
+from moothall.sandbox.bubblewrap import SandboxSpec, interpreter, interpreter_binds
+from moothall.sandbox.spawn import run_sandbox
+from moothall.settings import load_settings
+from moothall.testing.model import ScriptedModel
+from moothall.toolkits.mcp.links import LinkEnd, in_sandbox
+from moothall.toolkits.mcp.settings import McpServerSettings
+from support.descriptors import COUNT, Leak, leak, open_again, under_uvloop
+from support.local import Local, in_pods, local, python
+
+pytestmark = pytest.mark.e2e
+
+FILES = {"a.txt": "a\n"}
+LIST = """
+import os
+for name in os.listdir("/proc/self/fd"):
+    try:
+        print(f" {name} -> " + os.readlink(f"/proc/self/fd/{name}"))
+    except OSError:
+        pass  # the listing's own
+"""
+SHELL = "ls -l /proc/self/fd"
+
+
+def assert_few(listing: str, leaked: Leak, most: int) -> None:
+    """Nothing leaked is listed, and no more than `most` descriptors, the listing's own among them."""
+    assert leaked.path.name not in listing
+    found = re.findall(r"(?m) (\d+) -> ", listing)
+    assert 3 <= len(found) <= most, listing
+
+
+async def tools_list(house: Local, leaked: Leak) -> None:
+    """Commands, checks, set-up and blocks, each in its sandbox."""
+    prepared = await house.prepared({"list": python(LIST)})
+    async with house.workspaces.open(prepared, "one") as workspace:
+
+        async def ask(tool: str, arguments: Mapping[str, Any]) -> ToolResult:
+            return await house.call(workspace, tool, **arguments)
+
+        assert leaked.holders() == []
+        open_again(leaked)
+        ran = await house.call(workspace, "code.shell", command=SHELL)
+        assert_few(str(ran.output["output"]), leaked, 6)
+        ran = await house.call(workspace, "code.python", code=LIST)
+        assert_few(str(ran.output["output"]), leaked, 6)
+        assert_few((await workspace.check("list")).output, leaked, 6)
+        open_again(leaked)
+        block = CodeBlock(LIST, {}, datetime.now(UTC) + timedelta(seconds=30), "local")
+        assert_few((await workspace.run_code(block, ask)).printed, leaked, 7)
+        assert leaked.holders() == []
+
+
+def test_what_acts_in_a_workspace_has_none(tmp_path: Path) -> None:
+    async def main() -> None:
+        with leak(tmp_path) as leaked:
+            async with local(tmp_path, FILES, warm=1) as house:
+                await tools_list(house, leaked)
+
+    under_uvloop(main)
+
+
+def test_a_container_of_a_job_has_none(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+
+    async def main() -> None:
+        with leak(tmp_path) as leaked:
+            async with in_pods(tmp_path, FILES) as house:
+                await tools_list(house, leaked)
+
+    under_uvloop(main)
+
+
+def test_a_set_up_and_its_helpers_have_none(tmp_path: Path) -> None:
+    async def main() -> None:
+        with leak(tmp_path) as leaked:
+            async with local(tmp_path, FILES) as house:
+                setup = (("/bin/sh", "-c", f"{SHELL} > /env/listing"),)
+                prepared = await house.prepared({"show": ("cat", "/env/listing")}, setup=setup)
+                async with house.workspaces.open(prepared, "one") as workspace:
+                    assert_few((await workspace.check("show")).output, leaked, 6)
+            assert leaked.path.read_text(encoding="utf-8") == "TOP-SECRET\n"
+
+    under_uvloop(main)
+
+
+def test_an_mcp_server_has_none(tmp_path: Path) -> None:
+    async def main() -> None:
+        with leak(tmp_path):
+            ended = LinkEnd()
+            server = McpServerSettings(command=("/bin/sh", "-c", "ls /proc/self/fd | tr '\\n' ' ' >&2"))
+            async with in_sandbox(server, SandboxSettings(), 10_000, ended):
+                await asyncio.wait_for(ended.over.wait(), 60)
+            listed = str(ended.why).rpartition("it ended:")[2].split()
+            assert 3 <= len(listed) <= 5, ended.why
+
+    under_uvloop(main)
+
+
+def test_what_starts_a_browser_has_none_and_its_port_is_no_childs(tmp_path: Path) -> None:
+    """Chromium's own start, with another program in its place."""
+
+    async def main() -> None:
+        with leak(tmp_path) as leaked:
+            ours, theirs = socket.socketpair()
+            here = Path(chromium_start.__file__).resolve()
+            spec = SandboxSpec(
+                name=f"descriptors-{tmp_path.name[-8:]}",
+                argv=(
+                    str(interpreter()),
+                    "-I",
+                    "-S",
+                    "/opt/start.py",
+                    str(theirs.fileno()),
+                    "/bin/sh",
+                    "-c",
+                    f"{SHELL} >&2; sleep 600",
+                ),
+                limits=SandboxSettings(),
+                ro=(*interpreter_binds(), (here, "/opt/start.py")),
+                fds=(theirs.fileno(),),
+                log=tmp_path / "sandbox.log",
+            )
+            with ours:
+                async with run_sandbox(spec) as inside:
+                    theirs.close()
+                    listening = await asyncio.wait_for(listener(ours), 60)
+                    with listening:
+                        assert not listening.get_inheritable(), "received descriptors are close-on-exec too"
+                        open_again(leaked)
+                        child = await start_process("/bin/sleep", "600")
+                        assert leaked.holders() == []
+                        number = listening.fileno()
+                        assert not Path(f"/proc/{child.pid}/fd/{number}").exists()
+                        child.kill()
+                        await child.wait()
+                        async with asyncio.timeout(60):
+                            while "-> " not in inside.log_tail():
+                                await asyncio.sleep(0.05)
+                        assert_few(inside.log_tail(), leaked, 8)
+
+    under_uvloop(main)
+
+
+def test_bus_and_model_server_have_none(tmp_path: Path) -> None:
+    async def main() -> None:
+        settings = load_settings()
+        llm = settings.llm.model_copy(update={"context_tokens": 1024, "local_slots": 1})
+        with leak(tmp_path) as leaked:
+            async with embedded_server(BusSettings(), tmp_path / "bus"):
+                open_again(leaked)
+                async with local_model_server(llm, settings.data_dir, lambda _: None):
+                    assert leaked.holders() == []
+
+    under_uvloop(main)
+
+
+GIT = """#!/bin/sh
+ls -l /proc/self/fd >> {listing}
+exec {git} "$@"
+"""
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_server_with_twenty_inheritable_descriptors_gives_them_to_no_process_of_its_own(
+    model: ScriptedModel, repo: Path, tmp_path: Path
+) -> None:
+    """Bus, Ray with its workers, reapers, executors and git, below a real `moothall serve`."""
+    wrapped = tmp_path / "bin" / "git"
+    wrapped.parent.mkdir()
+    listing = tmp_path / "listing"
+    wrapped.write_text(GIT.format(listing=listing, git=shutil.which("git")), encoding="utf-8")
+    wrapped.chmod(0o755)
+    command = make_command(tmp_path, model.base_url, hosts="ray")
+    command.extra["PATH"] = f"{wrapped.parent}:{os.environ['PATH']}"
+    with leak(tmp_path) as leaked:
+        command.pass_fds = leaked.descriptors
+        async with served(command) as house:
+            listed = Path(f"/proc/{house.pid}/fd").iterdir()
+            assert sum(path.name in {str(fd) for fd in leaked.descriptors} for path in listed) == COUNT
+            done = await Command(command.data_dir, model.base_url, command.extra)(
+                "deliberate", "--repo", str(repo), "--agents", "1", "Add hello_world() function to src/utils.py"
+            )
+            assert done.code == 0, done.err
+            assert leaked.holders(house.pid) == []
+    assert leaked.path.name not in listing.read_text(encoding="utf-8")

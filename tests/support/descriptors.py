@@ -1,0 +1,70 @@
+"""Descriptors that a child must not inherit, and which processes have them all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvloop
+
+COUNT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """A file that this process has open `COUNT` times, each inheritable."""
+
+    path: Path
+    descriptors: tuple[int, ...]
+
+    def holders(self, pid: int | None = None) -> list[str]:
+        """Return the command lines of the descendants of a process that have the file open."""
+        wanted = _identity(self.path)
+        found = []
+        for process in psutil.Process(pid).children(recursive=True):
+            with suppress(OSError, psutil.Error):  # it has ended
+                opened = [_identity(path) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
+                if wanted in opened:
+                    found.append(" ".join(process.cmdline())[:200])
+        return found
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_dev, found.st_ino
+    return -1, -1
+
+
+@contextmanager
+def leak(folder: Path) -> Iterator[Leak]:
+    """Open the file below `folder`, as a shell that starts this process could have."""
+    path = folder / "leaked-secret"
+    path.write_text("TOP-SECRET\n", encoding="utf-8")
+    held = []
+    try:
+        for _ in range(COUNT):
+            held.append(os.open(path, os.O_RDWR | os.O_APPEND))
+            os.set_inheritable(held[-1], True)
+        yield Leak(path, tuple(held))
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def open_again(leaked: Leak) -> None:
+    """Make the descriptors inheritable again: each start of a child is tried with them."""
+    for descriptor in leaked.descriptors:
+        os.set_inheritable(descriptor, True)
+
+
+def under_uvloop(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a test in the event loop of the product, which ignores `close_fds`."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
