@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from time import monotonic
 
 from cachetools import LRUCache
@@ -16,6 +16,7 @@ from moothall.errors import BudgetExceeded, DeadlineExceeded, InvalidRequest, Mo
 
 _CHARS_A_TOKEN = 4
 _USERS = 10_000
+_TENANTS = 10_000
 
 
 class TokenLimit(BudgetExceeded):
@@ -84,30 +85,34 @@ class RollingBreaker:
 
 
 class Enforcer:
-    """Lets calls through, unary and streamed alike. One a process; belongs to one event loop."""
+    """Admits calls, unary and streamed alike. One a process; belongs to one event loop.
+
+    Limits and breakers are per tenant: nothing that one tenant does refuses the calls of another.
+    """
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
-        self._breaker = RollingBreaker(settings)
+        self._breakers: LRUCache[str, RollingBreaker] = LRUCache(_TENANTS)
         self._buckets: LRUCache[tuple[str, str], tuple[float, float]] = LRUCache(_USERS)
-        self.active = 0
-        """Calls under way."""
+        self._active: Counter[str] = Counter()
+
+    def count_active(self, tenant: str) -> int:
+        """Return how many calls of a tenant are running."""
+        return self._active[tenant]
 
     @asynccontextmanager
-    async def admit(self, who: Principal, text: int, seconds: int = 0) -> AsyncIterator[Callable[[], None]]:
-        """Run a call of `text` characters for at most `seconds` (0: the most). What is yielded is called where the call came to nothing.
+    async def admit(
+        self, who: Principal, text: int, seconds: int = 0, *, uses_model: bool = True
+    ) -> AsyncIterator[Callable[[], None]]:
+        """Run a call of `text` characters for at most `seconds` (0: the default). Call what is yielded if the service failed it.
 
+        The breaker sees only calls that use a model. A time limit that the caller chose is not a failure of the service.
         Raises `TokenLimit`, `TooOften`, `CircuitOpen`, `TimedOut`, `InvalidRequest`.
         """
-        if seconds < 0:
-            raise InvalidRequest(f"timeout_seconds is {seconds}; give the seconds that it may take, or 0 for the most")
-        tokens = text // _CHARS_A_TOKEN
-        if tokens > self._settings.tokens:
-            raise TokenLimit(f"token_limit: the query has about {tokens:,} tokens; at most {self._settings.tokens:,} are taken")
-        self._take(who)
-        if self.active >= self._settings.tasks:
-            raise TooOften(f"rate_limited: {self._settings.tasks} queries are under way; ask again later")
-        self._breaker.enter()
+        self._check_limits(who, text, seconds)
+        breaker = self._breakers.setdefault(who.tenant, RollingBreaker(self._settings)) if uses_model else None
+        if breaker is not None:
+            breaker.enter()
         most = min(seconds or self._settings.timeout_seconds, self._settings.timeout_seconds)
         failed: bool | None = False
 
@@ -115,12 +120,12 @@ class Enforcer:
             nonlocal failed
             failed = True
 
-        self.active += 1
         try:
-            async with asyncio.timeout(most):
-                yield mark_failed
+            with self._counted(who.tenant):
+                async with asyncio.timeout(most):
+                    yield mark_failed
         except TimeoutError as error:
-            failed = True
+            failed = None if seconds == most else True
             raise TimedOut(f"timeout: it took longer than {most:g} seconds") from error
         except MoothallError as error:
             failed = True if isinstance(error, Temporary) and not isinstance(error, RateLimited) else None
@@ -129,8 +134,29 @@ class Enforcer:
             failed = True if isinstance(error, Exception) else None  # a caller that went says nothing about us
             raise
         finally:
-            self.active -= 1
-            self._breaker.note(failed=failed)
+            if breaker is not None:
+                breaker.note(failed=failed)
+
+    def _check_limits(self, who: Principal, text: int, seconds: int) -> None:
+        if seconds < 0:
+            raise InvalidRequest(f"timeout_seconds is {seconds}; give the seconds that it may take, or 0 for the most")
+        tokens = text // _CHARS_A_TOKEN
+        if tokens > self._settings.tokens:
+            raise TokenLimit(f"token_limit: the query has about {tokens:,} tokens; at most {self._settings.tokens:,} are taken")
+        self._take(who)
+        if self._active[who.tenant] >= self._settings.tasks:
+            raise TooOften(f"rate_limited: {self._settings.tasks} queries are under way; ask again later")
+
+    @contextmanager
+    def _counted(self, tenant: str) -> Iterator[None]:
+        """Count a running call of a tenant."""
+        self._active[tenant] += 1
+        try:
+            yield
+        finally:
+            self._active[tenant] -= 1
+            if not self._active[tenant]:
+                del self._active[tenant]
 
     def _take(self, who: Principal) -> None:
         """Take one from the caller's bucket, which fills with `calls_a_second` up to a second's worth. Raises `TooOften`."""

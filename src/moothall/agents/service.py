@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,7 +44,7 @@ _KINDS = {status: status.value for status in (ToolStatus.TIMEOUT, ToolStatus.RAT
 @dataclass(frozen=True, slots=True)
 class Report:
     """What a query came to. `status` is ok, error, timeout, rate_limited or budget_exceeded; `agents` 0 where no model was asked,
-    else `model` is the name of the (first) agent's in the settings.
+    else `model` is the name of the (first) agent's in the settings. `is_fault`: the service failed, and no limit that the caller chose ended it.
     """
 
     task_id: str
@@ -57,6 +58,7 @@ class Report:
     latency_ms: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
+    is_fault: bool = False
 
     @property
     def ok(self) -> bool:
@@ -111,14 +113,13 @@ class AgentTasks:
         self.memory_mb = memory_mb
         self._enforcer = Enforcer(settings)
 
-    @property
-    def active(self) -> int:
-        """Queries under way."""
-        return self._enforcer.active
+    def count_active(self, who: Principal) -> int:
+        """Return how many queries of the caller's tenant are running."""
+        return self._enforcer.count_active(who.tenant)
 
     @property
     def most(self) -> int:
-        """Queries that may be under way."""
+        """Queries of one tenant that may run at a time."""
         return self._settings.tasks
 
     def list_tools(self, who: Principal) -> tuple[ToolSpec, ...]:
@@ -142,14 +143,15 @@ class AgentTasks:
         wanted = query.direct()
         if wanted is None:  # tools are told nothing of it
             query = await self._sessions.with_session(query, who)
-        async with self._enforcer.admit(who, query.length, query.timeout_seconds) as failed:
+        admitted = self._enforcer.admit(who, query.length, query.timeout_seconds, uses_model=wanted is None)
+        async with admitted as failed:
             yield QueryUpdate("begins")
             found = self._tools(query, who, wanted) if wanted is not None else self._agent(query, who)
             async with aclosing(found) as steps:
                 async for step in steps:
                     if isinstance(step, Report):
                         report = replace(step, latency_ms=round((time.monotonic() - began) * 1000))
-                        if report.status in {"error", "timeout"} and wanted is None:
+                        if report.is_fault:
                             failed()
                         await self._keep(query, who, report)
                         yield report
@@ -287,8 +289,9 @@ def _report(outcome: Outcome, query: Query) -> Report:
         told |= {"proven": outcome.proven, "diff": best.diff}
     failed = best is None or outcome.status is not DeliberationStatus.COMPLETED
     status = "ok"
+    codes = {seat.error_code for seat in outcome.seats if seat.error_code}
     if failed:
-        over = any(seat.error_code == "BUDGET_EXCEEDED" for seat in outcome.seats)
+        over = "BUDGET_EXCEEDED" in codes
         status = "timeout" if outcome.status is DeliberationStatus.TIMEOUT else "budget_exceeded" if over else "error"
     return Report(
         query.task_id,
@@ -299,4 +302,13 @@ def _report(outcome: Outcome, query: Query) -> Report:
         usage=outcome.usage,
         agents=outcome.agent_count,
         about=told,
+        is_fault=status in {"error", "timeout"} and not _is_chosen(query, outcome, codes),
     )
+
+
+def _is_chosen(query: Query, outcome: Outcome, codes: AbstractSet[str]) -> bool:
+    """Whether a limit that the caller chose ended the query."""
+    limits = {"DEADLINE_EXCEEDED": query.timeout_seconds, "OUT_OF_TURNS": query.max_iterations}
+    if query.timeout_seconds and outcome.status is DeliberationStatus.TIMEOUT:
+        return True
+    return bool(codes) and codes <= {code for code, limit in limits.items() if limit}

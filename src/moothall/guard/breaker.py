@@ -59,9 +59,10 @@ class Breakers:
         self._circuits: LRUCache[Key, _Circuit] = LRUCache(_KEPT)
 
     @contextmanager
-    def watching(self, key: Key, spec: ToolSpec) -> Iterator[Told]:
+    def watching(self, key: Key, spec: ToolSpec, *, has_full_time: bool = True) -> Iterator[Told]:
         """Let a call through, and hear by what is yielded how it ended. Where nothing is said it counts as a failure if it
-        raised an `Exception`, and not at all if it was stopped or cancelled. Raises `Stopped` while the circuit is open.
+        raised an `Exception`, and not at all if it was stopped or cancelled. A timeout does not count without
+        `has_full_time`: the caller's deadline was shorter than the tool's own limit. Raises `Stopped` while the circuit is open.
         """
         circuit, probe = self._enter(key, spec)
         said = False
@@ -69,13 +70,14 @@ class Breakers:
         def tell(status: ToolStatus) -> None:
             nonlocal said
             said = True
-            self._note(circuit, failed=is_fault(spec, status))
+            if has_full_time or status is not ToolStatus.TIMEOUT:
+                self._note(circuit, failed=is_fault(spec, status))
 
         try:
             yield tell
         except Stopped as stopped:
             if not said and is_fault(spec, stopped.status):
-                self._note(circuit, failed=True)
+                tell(stopped.status)
             raise
         except Exception:
             if not said:

@@ -146,7 +146,9 @@ class Gate:
         try:
             checked = await self._admit(seat, call, entry)
             key = scope_of(seat, checked.spec)
-            with self._breakers.watching(key, checked.spec) as told:
+            own_limit = min(checked.spec.timeout_seconds, self._limits.call_seconds)
+            has_full_time = self._seconds(seat, call, checked) >= own_limit
+            with self._breakers.watching(key, checked.spec, has_full_time=has_full_time) as told:
                 check_spending(seat.ledger, seat.meter, self._limits)
                 result = await self._run(seat, call, checked)
                 told(result.status)

@@ -116,7 +116,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
             healthy=health.status is not Condition.DOWN,
             message="; ".join((str(health.status), *wrong)),
             uptime_seconds=health.uptime_seconds,
-            active_tasks=self._tasks.active,
+            active_tasks=self._tasks.count_active(caller()),
             memory_usage_percent=psutil.virtual_memory().percent,
         )
 

@@ -149,7 +149,8 @@ class RemoteAgent:
                     updates.cancel()
             failed = False
         except grpc.aio.AioRpcError as error:
-            failed = error.code() in PASSING
+            # A refusal for too many or too long queries is about the query: others may still ask this replica.
+            failed = True if error.code() is grpc.StatusCode.UNAVAILABLE else None
             replica.looked = float("-inf")
             raise
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -96,7 +97,7 @@ class Visits:
         self._settings = settings
         self.run_code = run_code
         self._visits: dict[str, _Visit] = {}
-        self._opening = 0
+        self._opening: Counter[str] = Counter()
         self._find: Find | None = None
         self._awaited: dict[str, asyncio.Future[None]] = {}
         self._group = asyncio.TaskGroup()
@@ -125,18 +126,29 @@ class Visits:
         return await self._prepare(f"ws-{secrets.token_hex(8)}", who, Awaited(repository, role, persona), seconds)
 
     async def _prepare(self, name: str, who: Principal, asked: Awaited, seconds: float) -> OpenedVisit:
-        if len(self._visits) + self._opening >= self._settings.visits:
-            raise RateLimited(f"{self._settings.visits} workspaces are open for callers; close one, or try later")
+        self._check_room(who.tenant)
         asked = replace(asked, role=read_role(asked.role))
         self._gate.grant_for(asked.role, persona=asked.persona)  # refused before anything is prepared
-        self._opening += 1
+        self._opening[who.tenant] += 1
         try:
             base = await self._repositories.resolve(asked.repository, tenant=who.tenant)
             prepared = await self._repositories.prepare(base)
             workspace = StandingWorkspace(name, self._workspaces, prepared, self._gate.catalogue)
             return await self._open(workspace, who, asked.role, asked.persona, seconds)
         finally:
-            self._opening -= 1
+            self._opening[who.tenant] -= 1
+
+    def _check_room(self, tenant: str) -> None:
+        """Raise `RateLimited` if no further workspace may be opened, or none for this tenant: one tenant cannot take them all."""
+        most = self._settings.visits
+        own_most = min(self._settings.tenant_visits or (most + 1) // 2, most)
+        own = sum(visit.seat.tenant == tenant for visit in self._visits.values()) + self._opening[tenant]
+        if own >= own_most:
+            raise RateLimited(
+                f"{own} workspaces are open for callers of tenant {tenant} (guard.tenant_visits); close one, or try later"
+            )
+        if len(self._visits) + self._opening.total() >= most:
+            raise RateLimited(f"{most} workspaces are open for callers (guard.visits); close one, or try later")
 
     async def reopen(self, item: Returning) -> None:
         """Open a workspace again that a process had which is gone, under its id and with its files, for what is left of its time.

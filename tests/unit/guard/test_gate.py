@@ -19,7 +19,7 @@ from moothall.guard.audit import verify
 from moothall.guard.gate import Gate
 from moothall.guard.limits import shorten
 from moothall.tools.arguments import arguments_digest
-from support.gate import House, in_seconds, open_house, tool_call
+from support.gate import House, echo, in_seconds, open_house, tool_call
 from support.tools import CATALOGUE
 
 
@@ -191,6 +191,17 @@ async def test_a_call_after_its_deadline_does_not_run(house: House) -> None:
     result = await house.gate.call(house.seat(seconds=-1), tool_call(path="a"))
     assert result.status is ToolStatus.TIMEOUT
     assert house.room.calls == []
+
+
+async def test_a_deadline_that_the_caller_chose_opens_no_circuit(house: House) -> None:
+    for number in range(6):
+        late = await house.gate.call(house.seat(), tool_call(path="a", number=number, seconds=-1))
+        assert late.status is ToolStatus.TIMEOUT
+    house.room.answer = lambda call: ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT)
+    for number in range(6, 12):
+        await house.gate.call(house.seat(), tool_call(path="a", number=number, seconds=1))
+    house.room.answer = echo
+    assert (await house.gate.call(house.seat(), tool_call(path="a", number=12))).status is ToolStatus.SUCCESS
 
 
 async def test_a_workspace_that_does_not_stop_by_itself_is_stopped(tmp_path: Path) -> None:

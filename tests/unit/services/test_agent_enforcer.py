@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc
 import pytest
 
 from moothall.agents.enforcer import CircuitOpen, RollingBreaker
 from moothall.config import AgentSettings
+from moothall.domain.ids import key_of
+from moothall.domain.outcome import DeliberationStatus
+from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.errors import Temporary
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.common import common_pb2 as common
-from support.agents import Agent, asked, read, refused
+from support.agents import Agent, answer, asked, read, refused
 from support.callers import OTHER
 
 
@@ -60,6 +65,52 @@ class TestFragile:
         for call in (agent.ExecuteTask(asked("Why?")), agent.StreamExecuteTask(asked("Why?")).read()):
             code, details = await refused(call)
             assert (code, details.partition(":")[0]) == (grpc.StatusCode.UNAVAILABLE, "circuit_open")
+        theirs = asyncio.ensure_future(agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="theirs")), OTHER))
+        await answer(agent, key_of("theirs", "elsewhere"), "Because.")
+        assert (await theirs).status == common.STATUS_CODE_OK, "another tenant is served"
+        tool = asked(context={"tool_parameters": {"tool": "files.list"}})
+        assert (await agent.ExecuteTask(tool)).status == common.STATUS_CODE_OK, "a tool needs no model"
+        assert (await read(agent.StreamExecuteTask(tool)))[-1].state == pb.AGENT_STATE_COMPLETED
+
+    async def test_limits_that_callers_choose_are_not_failures(self, agent: Agent) -> None:
+        brief = pb.AgentConfig(timeout_seconds=1)
+        calls = [agent.ExecuteTask(asked("Why?", config=brief)) for _ in range(3)]
+        calls += [read(agent.StreamExecuteTask(asked("Why?", config=brief))) for _ in range(3)]
+        slow = {"tool_parameters": {"tool": "slow.ponder"}}
+        calls += [agent.ExecuteTask(asked(context=slow, config=brief)) for _ in range(3)]
+        codes = [code for code, _ in await asyncio.gather(*map(refused, calls))]
+        assert codes == [grpc.StatusCode.DEADLINE_EXCEEDED] * 9
+        few = pb.AgentConfig(max_iterations=1)
+        for number in range(3):
+            request = asked("Why?", config=few, metadata=common.TaskMetadata(task_id=f"few-{number}"))
+            running = asyncio.ensure_future(agent.ExecuteTask(request))
+            ended = SeatOutcome("agent-dev-001", SeatStatus.FAILED, "OUT_OF_TURNS", "all turns are used")
+            failed = {"status": DeliberationStatus.FAILED, "winner_id": "", "results": (), "seats": (ended,)}
+            await answer(agent, f"few-{number}", "", **failed)
+            assert (await running).status == common.STATUS_CODE_ERROR
+        good = asyncio.ensure_future(agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="good"))))
+        await answer(agent, "good", "Because.")
+        assert (await good).status == common.STATUS_CODE_OK
+
+
+class TestFull:
+    @pytest.fixture
+    def settings(self) -> AgentSettings:
+        return AgentSettings(calls_a_second=1000, tasks=2)
+
+    async def test_a_tenant_that_has_all_its_queries_under_way_leaves_room_for_others(self, agent: Agent) -> None:
+        running = [asyncio.ensure_future(agent.ExecuteTask(asked("Why?"))) for _ in range(2)]
+        async with asyncio.timeout(10):
+            while len(agent.desk.known()) < 2:
+                await asyncio.sleep(0.01)
+        code, details = await refused(agent.ExecuteTask(asked("Why?")))
+        assert (code, details.partition(":")[0]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limited")
+        tool = asked(context={"tool_parameters": {"tool": "files.list"}})
+        assert (await agent.ExecuteTask(tool, OTHER)).status == common.STATUS_CODE_OK
+        assert (await agent.HealthCheck(pb.HealthCheckRequest())).active_tasks == 2
+        assert (await agent.HealthCheck(pb.HealthCheckRequest(), OTHER)).active_tasks == 0
+        for call in running:
+            call.cancel()
 
 
 class Clock:

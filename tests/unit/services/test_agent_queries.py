@@ -16,6 +16,7 @@ from moothall.agents.service import ANEW
 from moothall.agents.sessions import BUCKET
 from moothall.domain.chat import Writing
 from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.task import RepositoryRef
@@ -253,5 +254,5 @@ async def test_a_caller_that_goes_ends_its_query(agent: Agent) -> None:
     async with asyncio.timeout(10):
         while "q-5" not in agent.desk.cancelled:
             await asyncio.sleep(0.01)
-        while agent.tasks.active:
+        while agent.tasks.count_active(LOCAL):
             await asyncio.sleep(0.01)

@@ -19,6 +19,7 @@ from moothall.council.recording import Recording
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode, Writing
 from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
@@ -194,7 +195,7 @@ async def test_what_a_stream_says_that_it_used_is_a_count_or_nothing(tmp_path: P
 async def test_of_two_the_one_with_more_room_is_asked(tmp_path: Path) -> None:
     async with elsewhere(tmp_path) as house:
         full, free = house.replicas
-        full.tasks._enforcer.active = 60
+        full.tasks._enforcer._active[LOCAL.tenant] = 60
         reply = asyncio.create_task(house.model.chat(asked()))
         await answer(free, TASK)
         assert "It is there." in (await reply).text
@@ -259,6 +260,17 @@ async def test_the_breaker_lives_across_calls_and_recovers_through_one_that_is_l
         assert gone.asked == 2, "from the second failure on it is let alone"
         gone.gone = False
         await asyncio.sleep(0.35)
+        reply = asyncio.create_task(house.model.chat(asked()))
+        await answer(house.replicas[0], TASK)
+        assert "It is there." in (await reply).text
+
+
+async def test_a_replica_that_refuses_too_long_queries_is_asked_again_at_once(tmp_path: Path) -> None:
+    long = replace(asked(), messages=(asked().messages[0], Message("user", "Add it " * 70_000)))
+    async with elsewhere(tmp_path, 1) as house:
+        for _ in range(3):
+            with pytest.raises(ModelUnavailable, match="token_limit"):
+                await house.model.chat(long)
         reply = asyncio.create_task(house.model.chat(asked()))
         await answer(house.replicas[0], TASK)
         assert "It is there." in (await reply).text
