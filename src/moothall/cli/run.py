@@ -19,6 +19,7 @@ import click
 
 from moothall.aio import leaves
 from moothall.cli.exits import EXIT_INTERRUPTED, EXIT_WRONG
+from moothall.cli.ranges import check_ranges
 from moothall.config import Settings, default_file, secret_values
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry import configure_logs
@@ -37,6 +38,7 @@ def settings_of(context: click.Context, *, narrated: bool = False) -> Settings:
     from moothall.settings import load_settings
 
     settings = load_settings(file_of(context))
+    check_ranges(context, settings)
     with suppress(OSError):  # who needs it says what is wrong
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     quiet = narrated and settings.log.level == "info"

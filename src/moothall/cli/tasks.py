@@ -80,7 +80,7 @@ def _age(time: str) -> str:
 @task_argument(required=False)
 @json_option
 @with_settings(_LOG)
-async def show(settings: Settings, *, task: str, as_json: bool) -> None:
+async def show(settings: Settings, *, task: str | None, as_json: bool) -> None:
     """Show TASK as it was shown at its end: the ranking, its reasons, the winner. The latest one by default."""
     from rich.console import Console
 
@@ -89,7 +89,7 @@ async def show(settings: Settings, *, task: str, as_json: bool) -> None:
     from moothall.wiring.tasks import open_tasks
 
     async with open_tasks(settings, say) as tasks:
-        task_id = await tasks.find(task)
+        task_id = await tasks.find_or_latest(task)
         outcome = await tasks.outcome(task_id)
         live = next((view for view in await tasks.latest("live", 1000) if view.task_id == task_id), None)
         thread = await tasks.thread(task_id)
@@ -113,12 +113,12 @@ async def show(settings: Settings, *, task: str, as_json: bool) -> None:
 @task_argument(required=False)
 @_SEAT
 @with_settings(_LOG)
-async def diff(settings: Settings, *, task: str, seat: str) -> int:
+async def diff(settings: Settings, *, task: str | None, seat: str) -> int:
     """Print the winner's diff of TASK, or the one of SEAT, which is a seat's name or its number."""
     from moothall.wiring.tasks import choose_result, open_tasks
 
     async with open_tasks(settings, say) as tasks:
-        result = choose_result(await tasks.outcome(await tasks.find(task)), seat)
+        result = choose_result(await tasks.outcome(await tasks.find_or_latest(task)), seat)
     text = result.diff
     if not text:
         say(f"{result.seat} changed nothing: its answer is text; `moothall show` prints it")
@@ -138,14 +138,14 @@ async def diff(settings: Settings, *, task: str, seat: str) -> int:
 @task_argument(required=False)
 @_SEAT
 @with_settings(_LOG)
-async def apply(settings: Settings, *, task: str, seat: str) -> None:
+async def apply(settings: Settings, *, task: str | None, seat: str) -> None:
     """Apply the winner's diff of TASK (or the one of SEAT) to your files: all of it, or nothing where it does not fit."""
     from moothall.errors import InvalidRequest
     from moothall.wiring.repository import Diff, take_over
     from moothall.wiring.tasks import choose_result, files_for, open_tasks
 
     async with open_tasks(settings, say) as tasks:
-        task_id = await tasks.find(task)
+        task_id = await tasks.find_or_latest(task)
         result, about = choose_result(await tasks.outcome(task_id), seat), await tasks.repository(task_id)
         this = next(reversed(await tasks.thread(task_id)), None)
         before = await tasks.changes(this.follows) if this and this.follows else ()

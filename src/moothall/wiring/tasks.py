@@ -89,12 +89,10 @@ class Tasks:
         return [name for name in await self._bus.list_ids(Channel.RESULTS) if is_id(name)]
 
     async def find(self, named: str, *, whole: bool = False) -> str:
-        """Return the id that was named: the whole, an unmistakable beginning unless `whole`, or '' for the latest. Raises `NotFound`."""
-        if not named:
-            views = await self.latest(limit=1)
-            if not views:
-                raise NotFound("there is no task yet; `moothall deliberate` makes one")
-            return views[0].task_id
+        """Return the id of the task that `named` is: a whole id, or a unique prefix unless `whole`.
+
+        Raises `InvalidRequest` for what is no id, the empty text included, and `NotFound`.
+        """
         check_id(named, "the task")
         if await self._bus.first(Channel.RESULTS.of(named)) is not None:
             return named
@@ -103,6 +101,15 @@ class Tasks:
             return near[0]
         hint = f"did you mean {', '.join(near[:5])}?" if near else "`moothall list` shows them"
         raise NotFound(f"no task {named!r}; {hint}")
+
+    async def find_or_latest(self, named: str | None) -> str:
+        """Return the id as `find` does, or that of the latest task for None. Raises what `find` raises."""
+        if named is not None:
+            return await self.find(named)
+        views = await self.latest(limit=1)
+        if not views:
+            raise NotFound("there is no task yet; `moothall deliberate` makes one")
+        return views[0].task_id
 
     async def outcome(self, task_id: str) -> Outcome:
         """Return how a task stands. Raises `NotFound`."""

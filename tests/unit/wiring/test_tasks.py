@@ -84,7 +84,7 @@ async def test_a_task_is_found_by_its_beginning_and_the_latest_by_nothing() -> N
     _, tasks = await tasks_of(asked("task-a1"), asked("task-a2"), asked("other"), decided("task-a1"), decided("task-a2"))
     assert await tasks.find("task-a1", whole=True) == "task-a1"
     assert await tasks.find("ot") == "other"
-    assert await tasks.find("") == "other", "it is under way"
+    assert await tasks.find_or_latest(None) == "other", "it is under way"
     for named, wanted in (("task-", "did you mean task-a1, task-a2"), ("never", "`moothall list` shows them")):
         with pytest.raises(NotFound, match=wanted):
             await tasks.find(named)
@@ -130,7 +130,7 @@ async def test_on_a_bus_of_its_own_a_cancel_waits_for_who_decides(tmp_path: Path
 async def test_nothing_yet_is_said() -> None:
     _, tasks = await tasks_of()
     with pytest.raises(NotFound, match="no task yet"):
-        await tasks.find("")
+        await tasks.find_or_latest(None)
 
 
 async def test_only_what_has_ended_can_be_forgotten_and_then_all_of_it() -> None:
