@@ -109,16 +109,19 @@ async def show(settings: Settings, *, task: str | None, as_json: bool) -> None:
         say(f"follow it: moothall log tail --task {task_id} --follow")
 
 
-@click.command(epilog=example("moothall diff", "moothall diff task-0123456789ab 2 | git apply"))
+@click.command(epilog=example("moothall diff", "moothall diff 2", "moothall diff task-0123456789ab 2 | git apply"))
 @task_argument(required=False)
 @_SEAT
 @with_settings(_LOG)
 async def diff(settings: Settings, *, task: str | None, seat: str) -> int:
-    """Print the winner's diff of TASK, or the one of SEAT, which is a seat's name or its number."""
-    from moothall.wiring.tasks import choose_result, open_tasks
+    """Print the winner's diff of TASK, or the one of SEAT, which is a seat's name or its number.
+
+    SEAT without TASK is a seat of the latest task.
+    """
+    from moothall.wiring.tasks import open_tasks
 
     async with open_tasks(settings, say) as tasks:
-        result = choose_result(await tasks.outcome(await tasks.find_or_latest(task)), seat)
+        _, result = await tasks.choose(task, seat)
     text = result.diff
     if not text:
         say(f"{result.seat} changed nothing: its answer is text; `moothall show` prints it")
@@ -139,14 +142,17 @@ async def diff(settings: Settings, *, task: str | None, seat: str) -> int:
 @_SEAT
 @with_settings(_LOG)
 async def apply(settings: Settings, *, task: str | None, seat: str) -> None:
-    """Apply the winner's diff of TASK (or the one of SEAT) to your files: all of it, or nothing where it does not fit."""
+    """Apply the winner's diff of TASK (or the one of SEAT) to your files: all of it, or nothing where it does not fit.
+
+    SEAT without TASK is a seat of the latest task.
+    """
     from moothall.errors import InvalidRequest
     from moothall.wiring.repository import Diff, take_over
-    from moothall.wiring.tasks import choose_result, files_for, open_tasks
+    from moothall.wiring.tasks import files_for, open_tasks
 
     async with open_tasks(settings, say) as tasks:
-        task_id = await tasks.find_or_latest(task)
-        result, about = choose_result(await tasks.outcome(task_id), seat), await tasks.repository(task_id)
+        task_id, result = await tasks.choose(task, seat)
+        about = await tasks.repository(task_id)
         this = next(reversed(await tasks.thread(task_id)), None)
         before = await tasks.changes(this.follows) if this and this.follows else ()
     if not result.diff:
