@@ -13,8 +13,9 @@ from moothall.agents.specs import Spec
 from moothall.cli.exits import EXIT_NONE
 from moothall.cli.options import example, json_option, repository_options
 from moothall.cli.plain import plain, teller
+from moothall.cli.ranges import field_range
 from moothall.cli.run import print_json, say, with_settings
-from moothall.config import Settings
+from moothall.config import AgentSettings, Settings
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
 from moothall.wiring.early import NamedRepository, check_early, check_request
@@ -68,7 +69,7 @@ async def list_(settings: Settings, *, paths: Sequence[Path]) -> None:
 @_paths
 @repository_options
 @click.option("--only", multiple=True, help="This agent, and what it needs; repeatable.")
-@click.option("--at-once", type=click.IntRange(min=1), default=None, help="Agents side by side; agents.at_once by default.")
+@click.option("--at-once", type=field_range(AgentSettings, "at_once"), help="Agents side by side; agents.at_once by default.")
 @click.option("--run", "name", default="", help="A name of your own: a run that was killed goes on under its name.")
 @json_option
 @with_settings()

@@ -16,6 +16,7 @@ from moothall.cli.asking import AskOptions, show_answer
 from moothall.cli.exits import exit_code
 from moothall.cli.options import example, json_option, repository_options, text_option, verbose_option
 from moothall.cli.plain import plain, teller
+from moothall.cli.ranges import SEED, SettingRange
 from moothall.cli.run import result_of, say, settings_of, speak_errors
 from moothall.config import Settings
 from moothall.domain.ids import is_id
@@ -69,10 +70,14 @@ class _Asked:
     "--token-file", type=click.Path(path_type=Path), help="Where the token for --server lies; this machine's own by default."
 )
 @click.option("--yes", is_flag=True, help="Apply the diff to your files without asking.")
-@click.option("--timeout", type=int, default=0, help="Seconds for all of it.")
-@click.option("--turns", type=int, default=0, help="Turns that the agent may take; limits.turns by default.")
+@click.option(
+    "--timeout",
+    type=SettingRange(1, "limits.deliberation_seconds"),
+    help="Seconds for all of it; limits.deliberation_seconds by default.",
+)
+@click.option("--turns", type=SettingRange(1, "limits.turns"), help="Turns that the agent may take; limits.turns by default.")
 @click.option("--model", default="", help="Of the settings: a name in [models], default, or small, medium, large.")
-@click.option("--seed", type=click.IntRange(min=0), default=None, help="Base of the sampling seeds.")
+@click.option("--seed", type=SEED, help="Base of the sampling seeds.")
 @click.option("--task-id", default="", help="An id of your own; the same id and prompt are the same task.")
 @json_option
 @verbose_option
@@ -91,8 +96,8 @@ def ask(
     server: str,
     token_file: Path | None,
     yes: bool,
-    timeout: int,
-    turns: int,
+    timeout: int | None,
+    turns: int | None,
     model: str,
     seed: int | None,
     task_id: str,
@@ -111,7 +116,7 @@ def ask(
         description=prompt,
         role=role,
         task_id=task_id,
-        constraints=Constraints(max_iterations=turns, timeout_seconds=timeout),
+        constraints=Constraints(max_iterations=turns or 0, timeout_seconds=timeout or 0),
         num_agents=1,
         protocol="ask",
         model=model,

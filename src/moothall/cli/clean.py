@@ -11,6 +11,7 @@ import click
 from moothall.cli.documents import CleanDocument, KeptEntry
 from moothall.cli.exits import EXIT_NONE
 from moothall.cli.options import example, json_option
+from moothall.cli.ranges import FiniteRange
 from moothall.cli.run import print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.codec import dump
@@ -20,9 +21,7 @@ if TYPE_CHECKING:  # imported by the command that runs
 
 
 @click.command(epilog=example("moothall clean --dry-run", "moothall clean --older-than 3", "moothall clean --all"))
-@click.option(
-    "--older-than", type=click.FloatRange(min=0), default=None, help="Days without use; workspace.keep_days by default."
-)
+@click.option("--older-than", type=FiniteRange(), help="Days without use; workspace.keep_days by default.")
 @click.option("--all", "everything", is_flag=True, help="Everything, clones of registered repositories too.")
 @click.option("--dry-run", is_flag=True, help="Only show what there is and what would go.")
 @json_option

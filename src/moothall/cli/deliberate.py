@@ -12,6 +12,7 @@ import click
 from moothall.cli import complete
 from moothall.cli.options import example, json_option, repository_options, text_option, verbose_option
 from moothall.cli.plain import teller
+from moothall.cli.ranges import SEED, SettingRange
 from moothall.cli.run import with_settings
 from moothall.config import Settings
 from moothall.domain.outcome import Outcome
@@ -39,8 +40,12 @@ Tell = Callable[[Outcome], int]
     shell_complete=complete.roles,
     help="Which council: dev, qa, architect, devops, data, po.",
 )
-@click.option("--agents", type=int, default=0, help="Seats; 3 by default.")
-@click.option("--rounds", type=int, default=None, help="Rounds of review and revision; the protocol's by default.")
+@click.option(
+    "--agents",
+    type=SettingRange(1, "limits.agents"),
+    help="Seats, at most limits.agents; as many as the council has, or 3, by default.",
+)
+@click.option("--rounds", type=SettingRange(0, "limits.rounds"), help="Rounds of review and revision; the protocol's by default.")
 @click.option(
     "--protocol",
     default="",
@@ -54,10 +59,15 @@ Tell = Callable[[Outcome], int]
 @click.option(
     "--check", "checks", multiple=True, help="A command that must pass, beside the repository's own checks; repeatable."
 )
-@click.option("--timeout", "seconds", type=int, default=0, help="Seconds for the whole deliberation.")
-@click.option("--turns", type=int, default=0, help="Turns that a seat may take; limits.turns by default.")
+@click.option(
+    "--timeout",
+    "seconds",
+    type=SettingRange(1, "limits.deliberation_seconds"),
+    help="Seconds for the whole deliberation; limits.deliberation_seconds by default.",
+)
+@click.option("--turns", type=SettingRange(1, "limits.turns"), help="Turns that a seat may take; limits.turns by default.")
 @click.option("--model", default="", help="Of the settings: a name in [models], default, or small, medium, large.")
-@click.option("--seed", type=click.IntRange(min=0), default=None, help="Base of the sampling seeds.")
+@click.option("--seed", type=SEED, help="Base of the sampling seeds.")
 @click.option("--task-id", default="", help="An id of your own; the same id and request are the same deliberation.")
 @click.option(
     "--server",
@@ -84,7 +94,7 @@ async def deliberate(
     profile: Path | None,
     text: bool,
     role: str,
-    agents: int,
+    agents: int | None,
     rounds: int | None,
     protocol: str,
     adaptive: bool,
@@ -92,8 +102,8 @@ async def deliberate(
     rubric: str,
     requirements: tuple[str, ...],
     checks: tuple[str, ...],
-    seconds: int,
-    turns: int,
+    seconds: int | None,
+    turns: int | None,
     model: str,
     seed: int | None,
     task_id: str,
@@ -113,9 +123,9 @@ async def deliberate(
         description=task,
         role=role,
         task_id=task_id,
-        constraints=Constraints(rubric, requirements, max_iterations=turns, timeout_seconds=seconds),
+        constraints=Constraints(rubric, requirements, max_iterations=turns or 0, timeout_seconds=seconds or 0),
         rounds=rounds,
-        num_agents=agents,
+        num_agents=agents or 0,
         protocol=protocol,
         adaptive=adaptive,
         peer_review=peer_review,

@@ -13,6 +13,7 @@ import click
 from moothall.cli.council import hold_council, tell_outcome
 from moothall.cli.narrator import Narrator
 from moothall.cli.options import example, json_option
+from moothall.cli.ranges import SEED, SettingRange
 from moothall.cli.run import say, with_settings
 from moothall.cli.show import first_added
 from moothall.config import Settings
@@ -36,8 +37,8 @@ _TURNS = 4
 
 
 @click.command(epilog=example("moothall demo --seed 7"))
-@click.option("--agents", type=int, default=3, show_default=True, help="Seats.")
-@click.option("--seed", type=click.IntRange(min=0), default=None, help="Base of the sampling seeds.")
+@click.option("--agents", type=SettingRange(1, "limits.agents"), default=3, show_default=True, help="Seats.")
+@click.option("--seed", type=SEED, help="Base of the sampling seeds.")
 @click.option(
     "--page", "on_page", is_flag=True, help="As a story on the board: its page opens, and the house serves until Ctrl-C."
 )

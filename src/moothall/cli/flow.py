@@ -12,6 +12,7 @@ import click
 from moothall.cli.exits import EXIT_NONE
 from moothall.cli.options import example, json_option
 from moothall.cli.plain import plain
+from moothall.cli.ranges import SettingRange
 from moothall.cli.run import print_json, say, with_settings
 from moothall.config import Settings
 
@@ -27,7 +28,9 @@ _WIDTH = 300
 @click.option("--ref", default="", help="A branch, tag or commit; the repository's HEAD by default.")
 @click.option("--role", default="DEV", show_default=True, help="Whose grants it runs under.")
 @click.option("--id", "workflow_id", default="", help="An id of your own: run again under it, it goes on where it was.")
-@click.option("--ttl", "seconds", type=click.IntRange(min=1), default=None, help="Seconds for all of it; the longest by default.")
+@click.option(
+    "--ttl", "seconds", type=SettingRange(1, "guard.token_seconds"), help="Seconds for all of it; the longest by default."
+)
 @json_option
 @with_settings()
 async def run_(

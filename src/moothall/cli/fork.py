@@ -10,8 +10,10 @@ import click
 
 from moothall.cli import complete
 from moothall.cli.options import example, json_option, task_argument, verbose_option
+from moothall.cli.ranges import SEED
 from moothall.cli.run import with_settings
 from moothall.config import Settings
+from moothall.domain.ids import check_id
 from moothall.domain.task import DeliberationRequest, Fork
 
 
@@ -19,12 +21,13 @@ from moothall.domain.task import DeliberationRequest, Fork
 @task_argument(required=True)
 @click.argument("words", default="")
 @click.option(
-    "--turn", type=click.IntRange(min=1), required=True, help="The last turn that is taken over; `log tail` and -v number them."
+    "--turn",
+    type=click.IntRange(1, 2**31 - 1),
+    required=True,
+    help="The last turn that is taken over; `log tail` and -v number them.",
 )
 @click.option("--seat", default="", help="Whose turns: a seat's name or number; the winner's, or the first, by default.")
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=None, help="Base of the sampling seeds from there on; another one by default."
-)
+@click.option("--seed", type=SEED, help="Base of the sampling seeds from there on; another one by default.")
 @click.option("--task-id", default="", help="An id of your own; TASK-f1, TASK-f2 and so on by default.")
 @click.option("--server", default="", help="HOST:PORT of a `moothall serve` that has TASK, whose id is given whole.")
 @click.option(
@@ -60,6 +63,7 @@ async def fork(
     from moothall.wiring.repository import kernel_of
     from moothall.wiring.tasks import tasks_of
 
+    check_id(task, "TASK")
     request = DeliberationRequest("", "", task_id=task_id, seed=seed, fork=Fork(task, turn, seat, words))
     out, narrator = sys.stdout, Narrator(quiet=as_json, verbose=verbose, thoughts=True)
     with narrator.watching():

@@ -39,7 +39,7 @@ def questions() -> None:
 @click.argument("parameters", nargs=-1, metavar="[NAME=VALUE]...")
 @click.option("--repo", default="", help="provenance: a local path, or the id of a registered repository.")
 @click.option("--file", "path", default="", help="provenance: a file, from the repository's root.")
-@click.option("--line", type=int, default=0, help="provenance: a line of that file, from 1.")
+@click.option("--line", type=click.IntRange(1, 2**31 - 1), help="provenance: a line of that file, from 1.")
 @click.option("--ref", default="", help="provenance: a branch, tag or commit; HEAD by default.")
 @json_option
 @with_settings()
@@ -50,7 +50,7 @@ async def query(
     parameters: tuple[str, ...],
     repo: str,
     path: str,
-    line: int,
+    line: int | None,
     ref: str,
     as_json: bool,
 ) -> int:

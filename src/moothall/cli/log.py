@@ -10,6 +10,7 @@ import click
 
 from moothall.cli.options import example
 from moothall.cli.plain import plain
+from moothall.cli.ranges import SEQUENCE
 from moothall.cli.run import print_json, say, speak_errors, with_settings
 from moothall.config import Settings
 from moothall.domain.codec import dump
@@ -24,7 +25,7 @@ def log() -> None:
 
 @log.command(epilog=example("moothall log tail --task task-0123456789ab", "moothall log tail --follow --json"))
 @click.option("--task", "task_id", default="", help="Only this deliberation's events.")
-@click.option("--after", "after_seq", type=click.IntRange(min=0), default=0, help="Only events after this seq.")
+@click.option("--after", "after_seq", type=SEQUENCE, default=0, help="Only events after this seq.")
 @click.option("--follow", is_flag=True, help="Go on with what comes.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @with_settings(narrated=False)
@@ -71,7 +72,7 @@ async def check(settings: Settings) -> int:
 
 
 @log.command(epilog=example("moothall log prune --keep 100000"))
-@click.option("--keep", type=click.IntRange(min=0), required=True, help="How many of the last events stay.")
+@click.option("--keep", type=SEQUENCE, required=True, help="How many of the last events stay.")
 @click.confirmation_option(prompt="Pruned events cannot be brought back. Go on?")
 @with_settings(narrated=False)
 async def prune(settings: Settings, *, keep: int) -> None:
@@ -87,7 +88,7 @@ async def prune(settings: Settings, *, keep: int) -> None:
 
 
 @log.command(epilog=example("moothall log dead", "moothall log dead --replay 42"))
-@click.option("--replay", "replay_seq", type=click.IntRange(min=1), default=None, help="Send this one again.")
+@click.option("--replay", "replay_seq", type=click.IntRange(1, 2**63 - 1), help="Send this one again.")
 @with_settings(narrated=False)
 async def dead(settings: Settings, *, replay_seq: int | None) -> None:
     """List what could not be handled, with the reasons; or send one again."""

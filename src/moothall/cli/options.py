@@ -32,8 +32,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON doc
 
 
 def task_argument(*, required: bool) -> Callable[[F], F]:
-    """Give a command TASK: an id, or an unmistakable beginning of one."""
-    return click.argument("task", required=required, default=None if required else "", shell_complete=complete.tasks)
+    """Add the argument TASK: an id or a unique prefix of one. Without `required` it is None if it is left out.
+
+    An argument with a default is never required, not even with the default None, so that none is given here.
+    """
+    return click.argument("task", required=required, shell_complete=complete.tasks)
 
 
 def repository_argument(command: F) -> F:

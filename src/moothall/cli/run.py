@@ -19,10 +19,13 @@ import click
 
 from moothall.aio import leaves
 from moothall.cli.exits import EXIT_INTERRUPTED, EXIT_WRONG
+from moothall.cli.plain import plain
+from moothall.cli.ranges import check_ranges
 from moothall.config import Settings, default_file, secret_values
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry import configure_logs
 
+_LONGEST = 20_000  # characters of an error
 _DEPTH = 100  # of exception groups within each other
 
 P = ParamSpec("P")
@@ -37,6 +40,7 @@ def settings_of(context: click.Context, *, narrated: bool = False) -> Settings:
     from moothall.settings import load_settings
 
     settings = load_settings(file_of(context))
+    check_ranges(context, settings)
     with suppress(OSError):  # who needs it says what is wrong
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     quiet = narrated and settings.log.level == "info"
@@ -108,7 +112,7 @@ def speak_errors(command: Callable[P, None]) -> Callable[P, None]:
 
 def refuse(error: MoothallError) -> NoReturn:
     """Say what was wrong and end."""
-    click.echo(f"moothall: {error.message} [{error.code}]", err=True)
+    click.echo(f"moothall: {plain(error.message, _LONGEST)} [{error.code}]", err=True)
     sys.exit(EXIT_WRONG)
 
 

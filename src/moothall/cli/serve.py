@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable
 import click
 
 from moothall.cli.options import example
+from moothall.cli.ranges import field_range
 from moothall.cli.run import say, with_settings
-from moothall.config import Settings
+from moothall.config import GrpcSettings, Settings
 
 
 @click.command(epilog=example("moothall serve", "moothall serve --port 0", "moothall serve --only api,page --port 0"))
-@click.option("--port", type=click.IntRange(0, 65535), default=None, help="gRPC port; 50055 by default, 0 for any free one.")
+@click.option("--port", type=field_range(GrpcSettings, "port"), help="gRPC port; 50055 by default, 0 for any free one.")
 @click.option(
     "--only",
     multiple=True,

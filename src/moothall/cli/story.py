@@ -9,6 +9,7 @@ import click
 
 from moothall.cli.options import example, json_option
 from moothall.cli.plain import plain
+from moothall.cli.ranges import FiniteRange
 from moothall.cli.run import print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.event import Event, EventType
@@ -42,9 +43,17 @@ def story() -> None:
 @click.option("--ac", multiple=True, help="A criterion: Given …, when …, then …; repeatable.")
 @click.option("--repo", "repository", default="", help="The id, path or URL of the repository; without one it is about text.")
 @click.option("--rigor", type=click.Choice(["L0", "L1", "L2", "L3"]), default="L1", show_default=True, help="How much evidence.")
-@click.option("--tokens", default=0, metavar="N", help="What all its councils together may use; 0: limits.story_tokens.")
-@click.option("--calls", default=0, metavar="N", help="Model calls of them all; 0: limits.story_calls.")
-@click.option("--cost", "cost_usd", default=0.0, metavar="USD", help="Their cost; 0: limits.story_cost_usd.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    metavar="N",
+    help="What all its councils together may use; 0: limits.story_tokens.",
+)
+@click.option(
+    "--calls", type=click.IntRange(0, 2**63 - 1), default=0, metavar="N", help="Model calls of them all; 0: limits.story_calls."
+)
+@click.option("--cost", "cost_usd", type=FiniteRange(), default=0.0, metavar="USD", help="Their cost; 0: limits.story_cost_usd.")
 @with_settings(_BOARD)
 async def new(
     settings: Settings, /, *, title: str, brief: str, ac: tuple[str, ...], repository: str, rigor: str, **budget: float

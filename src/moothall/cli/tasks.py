@@ -80,7 +80,7 @@ def _age(time: str) -> str:
 @task_argument(required=False)
 @json_option
 @with_settings(_LOG)
-async def show(settings: Settings, *, task: str, as_json: bool) -> None:
+async def show(settings: Settings, *, task: str | None, as_json: bool) -> None:
     """Show TASK as it was shown at its end: the ranking, its reasons, the winner. The latest one by default."""
     from rich.console import Console
 
@@ -89,7 +89,7 @@ async def show(settings: Settings, *, task: str, as_json: bool) -> None:
     from moothall.wiring.tasks import open_tasks
 
     async with open_tasks(settings, say) as tasks:
-        task_id = await tasks.find(task)
+        task_id = await tasks.find_or_latest(task)
         outcome = await tasks.outcome(task_id)
         live = next((view for view in await tasks.latest("live", 1000) if view.task_id == task_id), None)
         thread = await tasks.thread(task_id)
@@ -109,16 +109,19 @@ async def show(settings: Settings, *, task: str, as_json: bool) -> None:
         say(f"follow it: moothall log tail --task {task_id} --follow")
 
 
-@click.command(epilog=example("moothall diff", "moothall diff task-0123456789ab 2 | git apply"))
+@click.command(epilog=example("moothall diff", "moothall diff 2", "moothall diff task-0123456789ab 2 | git apply"))
 @task_argument(required=False)
 @_SEAT
 @with_settings(_LOG)
-async def diff(settings: Settings, *, task: str, seat: str) -> int:
-    """Print the winner's diff of TASK, or the one of SEAT, which is a seat's name or its number."""
-    from moothall.wiring.tasks import choose_result, open_tasks
+async def diff(settings: Settings, *, task: str | None, seat: str) -> int:
+    """Print the winner's diff of TASK, or the one of SEAT, which is a seat's name or its number.
+
+    SEAT without TASK is a seat of the latest task.
+    """
+    from moothall.wiring.tasks import open_tasks
 
     async with open_tasks(settings, say) as tasks:
-        result = choose_result(await tasks.outcome(await tasks.find(task)), seat)
+        _, result = await tasks.choose(task, seat)
     text = result.diff
     if not text:
         say(f"{result.seat} changed nothing: its answer is text; `moothall show` prints it")
@@ -138,15 +141,18 @@ async def diff(settings: Settings, *, task: str, seat: str) -> int:
 @task_argument(required=False)
 @_SEAT
 @with_settings(_LOG)
-async def apply(settings: Settings, *, task: str, seat: str) -> None:
-    """Apply the winner's diff of TASK (or the one of SEAT) to your files: all of it, or nothing where it does not fit."""
+async def apply(settings: Settings, *, task: str | None, seat: str) -> None:
+    """Apply the winner's diff of TASK (or the one of SEAT) to your files: all of it, or nothing where it does not fit.
+
+    SEAT without TASK is a seat of the latest task.
+    """
     from moothall.errors import InvalidRequest
     from moothall.wiring.repository import Diff, take_over
-    from moothall.wiring.tasks import choose_result, files_for, open_tasks
+    from moothall.wiring.tasks import files_for, open_tasks
 
     async with open_tasks(settings, say) as tasks:
-        task_id = await tasks.find(task)
-        result, about = choose_result(await tasks.outcome(task_id), seat), await tasks.repository(task_id)
+        task_id, result = await tasks.choose(task, seat)
+        about = await tasks.repository(task_id)
         this = next(reversed(await tasks.thread(task_id)), None)
         before = await tasks.changes(this.follows) if this and this.follows else ()
     if not result.diff:

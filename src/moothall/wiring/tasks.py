@@ -89,12 +89,10 @@ class Tasks:
         return [name for name in await self._bus.list_ids(Channel.RESULTS) if is_id(name)]
 
     async def find(self, named: str, *, whole: bool = False) -> str:
-        """Return the id that was named: the whole, an unmistakable beginning unless `whole`, or '' for the latest. Raises `NotFound`."""
-        if not named:
-            views = await self.latest(limit=1)
-            if not views:
-                raise NotFound("there is no task yet; `moothall deliberate` makes one")
-            return views[0].task_id
+        """Return the id of the task that `named` is: a whole id, or a unique prefix unless `whole`.
+
+        Raises `InvalidRequest` for what is no id, the empty text included, and `NotFound`.
+        """
         check_id(named, "the task")
         if await self._bus.first(Channel.RESULTS.of(named)) is not None:
             return named
@@ -103,6 +101,51 @@ class Tasks:
             return near[0]
         hint = f"did you mean {', '.join(near[:5])}?" if near else "`moothall list` shows them"
         raise NotFound(f"no task {named!r}; {hint}")
+
+    async def find_or_latest(self, named: str | None) -> str:
+        """Return the id as `find` does, or that of the latest task for None. Raises what `find` raises."""
+        if named is not None:
+            return await self.find(named)
+        views = await self.latest(limit=1)
+        if not views:
+            raise NotFound("there is no task yet; `moothall deliberate` makes one")
+        return views[0].task_id
+
+    async def choose(self, named: str | None, seat: str = "") -> tuple[str, Result]:
+        """Return a task's id and the result of its winner, or of `seat`: its name, the end of that, or its number.
+
+        A seat of the latest task may be `named` alone. Raises `NotFound`, and `InvalidRequest` while the task is running.
+        """
+        task = named
+        if named and not seat and await self._is_seat_of_latest(named):
+            task, seat = None, named
+        try:
+            task_id = await self.find_or_latest(task)
+        except NotFound as error:
+            if named and named.isdecimal():
+                raise NotFound(f"{error.message}. A seat's number follows the task: TASK {named}") from error
+            raise
+        outcome = await self.outcome(task_id)
+        if not outcome.status.ended:
+            raise InvalidRequest(await self._describe_running(task_id))
+        return task_id, choose_result(outcome, seat)
+
+    async def _is_seat_of_latest(self, named: str) -> bool:
+        if is_id(named) and await self._bus.first(Channel.RESULTS.of(named)) is not None:
+            return False
+        if not (views := await self.latest(limit=1)):
+            return False
+        seats = {seat.seat for seat in views[0].seats}
+        if views[0].status.ended:
+            seats |= {result.seat for result in (await self.outcome(views[0].task_id)).results}
+        return seat_named(named, sorted(seats)) is not None
+
+    async def _describe_running(self, task_id: str) -> str:
+        view = (await self.views([task_id])).get(task_id, _NONE)
+        words = f"{task_id} is {'paused' if view.paused else 'still running'} ({view.progress} %); it has no result yet. "
+        if not self.served:
+            words += "No process works on it: `moothall serve` resumes it. "
+        return words + f"`moothall show {task_id}` shows its seats, `moothall log tail --task {task_id} --follow` its events"
 
     async def outcome(self, task_id: str) -> Outcome:
         """Return how a task stands. Raises `NotFound`."""
@@ -215,19 +258,24 @@ async def remove(settings: Settings, named: str, *, force: bool, tell: Tell) -> 
 
 
 def choose_result(outcome: Outcome, seat: str) -> Result:
-    """Return the winner, or the result of a seat: its name, the end of it, or its number. Raises `NotFound`."""
+    """Return the result of the winner, or of a seat: its name, the end of that, or its number. Raises `NotFound`."""
+    proposed = ", ".join(result.seat for result in outcome.results)
     if not seat:
         winner = next((result for result in outcome.results if outcome.winner_id and result.rank == 1), None)
         if winner is None:
-            names = ", ".join(result.seat for result in outcome.results) or "none, nobody proposed anything"
-            raise NotFound(f"{outcome.task_id} has no winner; name a seat: {names}")
+            if proposed:
+                raise NotFound(f"{outcome.task_id} has no winner; name a seat: {proposed}")
+            why = f": {outcome.error_message}" if outcome.error_message else ""
+            raise NotFound(f"{outcome.task_id} ended ({outcome.status.value.lower()}) without a proposal{why}")
         return winner
     named = seat_named(seat, [result.seat for result in outcome.results])
     for result in outcome.results:
         if result.seat == named:
             return result
-    names = ", ".join(result.seat for result in outcome.results) or "none"
-    raise NotFound(f"no proposal of a seat {seat!r} in {outcome.task_id}; there are {names}")
+    for end in outcome.seats:
+        if end.seat == seat_named(seat, [other.seat for other in outcome.seats]):
+            raise NotFound(f"{end.seat} of {outcome.task_id} proposed nothing: {end.error_message or end.status.value}")
+    raise NotFound(f"no seat {seat!r} in {outcome.task_id}; there are proposals of {proposed or 'nobody'}")
 
 
 async def files_for(settings: Settings, about: RepositoryRef | None) -> Path | None:

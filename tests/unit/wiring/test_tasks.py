@@ -21,6 +21,7 @@ from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.fleet import FLEET, HostState
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
 from moothall.settings import AllSettings
@@ -84,7 +85,7 @@ async def test_a_task_is_found_by_its_beginning_and_the_latest_by_nothing() -> N
     _, tasks = await tasks_of(asked("task-a1"), asked("task-a2"), asked("other"), decided("task-a1"), decided("task-a2"))
     assert await tasks.find("task-a1", whole=True) == "task-a1"
     assert await tasks.find("ot") == "other"
-    assert await tasks.find("") == "other", "it is under way"
+    assert await tasks.find_or_latest(None) == "other", "it is under way"
     for named, wanted in (("task-", "did you mean task-a1, task-a2"), ("never", "`moothall list` shows them")):
         with pytest.raises(NotFound, match=wanted):
             await tasks.find(named)
@@ -130,7 +131,7 @@ async def test_on_a_bus_of_its_own_a_cancel_waits_for_who_decides(tmp_path: Path
 async def test_nothing_yet_is_said() -> None:
     _, tasks = await tasks_of()
     with pytest.raises(NotFound, match="no task yet"):
-        await tasks.find("")
+        await tasks.find_or_latest(None)
 
 
 async def test_only_what_has_ended_can_be_forgotten_and_then_all_of_it() -> None:
@@ -158,5 +159,30 @@ def test_no_winner_and_no_such_seat_are_named() -> None:
     outcome = Outcome("t", DeliberationStatus.COMPLETED, results=results(*SEATS))
     with pytest.raises(NotFound, match="t has no winner; name a seat: agent-dev-001, agent-dev-002"):
         choose_result(outcome, "")
-    with pytest.raises(NotFound, match="no proposal of a seat '9' in t; there are agent-dev-001"):
+    with pytest.raises(NotFound, match="no seat '9' in t; there are proposals of agent-dev-001"):
         choose_result(outcome, "9")
+    failed = (SeatOutcome(SEATS[0], SeatStatus.FAILED, "OUT_OF_TURNS", "no turn is left"),)
+    outcome = Outcome("t", DeliberationStatus.FAILED, seats=failed, error_message="no seat proposed a change")
+    with pytest.raises(NotFound, match=r"t ended \(failed\) without a proposal: no seat proposed a change"):
+        choose_result(outcome, "")
+    with pytest.raises(NotFound, match="agent-dev-001 of t proposed nothing: no turn is left"):
+        choose_result(outcome, "1")
+
+
+async def test_of_a_running_task_it_is_said_how_far_it_is() -> None:
+    _, tasks = await tasks_of(asked("task-a1"), decided("task-a1"), asked("task-b2"))
+    for named, seat in ((None, ""), (None, "1"), ("task-b2", ""), ("2", "")):
+        with pytest.raises(InvalidRequest, match=r"task-b2 is still running \(\d+ %\).*`moothall serve` resumes it"):
+            await tasks.choose(named, seat)
+    assert (await tasks.choose("task-a1"))[1].seat == SEATS[1]
+
+
+async def test_a_seat_without_a_task_is_one_of_the_latest_task() -> None:
+    _, tasks = await tasks_of(asked("3"), decided("3"), asked("task-a1"), decided("task-a1"))
+    assert [(task, result.seat) for task, result in [await tasks.choose(named) for named in ("2", "dev-001", "3")]] == [
+        ("task-a1", SEATS[1]),
+        ("task-a1", SEATS[0]),
+        ("3", SEATS[1]),
+    ]
+    with pytest.raises(NotFound, match=r"no task '9'.*A seat's number follows the task: TASK 9"):
+        await tasks.choose("9")

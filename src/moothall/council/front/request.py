@@ -76,7 +76,8 @@ def plan(
         seats = 1
     if members and seats > len(members):
         raise InvalidRequest(f"num_agents is {seats}; the {role} council has {len(members)}: {', '.join(members)}")
-    rounds = request.rounds or (council.config.rounds if council else 0) or PROTOCOLS[protocol].rounds
+    default_rounds = (council.config.rounds if council else 0) or PROTOCOLS[protocol].rounds
+    rounds = default_rounds if request.rounds is None else request.rounds
     default_one = bool(defaults.repository) and not request.about_text
     seconds = request.constraints.timeout_seconds or request.budget.seconds
     _within("timeout_seconds", seconds, 0, int(limits.deliberation_seconds), "limits.deliberation_seconds")

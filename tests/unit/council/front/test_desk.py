@@ -46,6 +46,11 @@ def test_zero_means_the_default() -> None:
     assert planned.budget.calls == LimitSettings().calls
 
 
+def test_no_rounds_at_all_can_be_asked_for() -> None:
+    request = DeliberationRequest(description="x", role="dev", protocol="debate", rounds=0)
+    assert plan(request, LOCAL, Defaults(LimitSettings()), NOW).rounds == 0
+
+
 def test_single_has_one_seat() -> None:
     request = DeliberationRequest(description="x", role="qa", protocol="single", num_agents=5)
     assert plan(request, LOCAL, Defaults(LimitSettings()), NOW).seats == ("agent-qa-001",)

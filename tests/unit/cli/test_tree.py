@@ -1,0 +1,120 @@
+"""All commands of the tree: what each requires, and the range of each number."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from moothall.cli import main
+
+STARTERS = {"demo", "doctor", "open", "serve"}
+"""They start a server, or try every part of the machine: other tests run them."""
+
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    for name in command.list_commands(click.Context(command)):
+        below = command.get_command(click.Context(command), name)
+        assert below is not None
+        yield from leaves(below, (*path, name))
+
+
+COMMANDS = {" ".join(path): command for path, command in leaves(main)}
+REQUIRING = [name for name, command in COMMANDS.items() if any(parameter.required for parameter in command.params)]
+NUMBERS = [
+    (name, parameter.opts[0], parameter)
+    for name, command in COMMANDS.items()
+    for parameter in command.params
+    if isinstance(parameter.type, click.types.IntParamType | click.types.FloatParamType)
+]
+
+
+@pytest.mark.parametrize("name", REQUIRING)
+def test_a_command_without_its_arguments_is_a_usage_error(name: str, tmp_path: Path) -> None:
+    called = CliRunner(env={"MOOTHALL_DATA_DIR": str(tmp_path)}).invoke(main, name.split())
+    assert called.exit_code == 2
+    assert "Error: Missing " in called.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_commands_that_change_a_task_or_remove_something_require_its_name() -> None:
+    changing = {"cancel", "fork", "rm", "steer", "agents stop", "agents pause", "agents resume", "account remove", "repo remove"}
+    assert changing | {"story approve", "story reject", "tools disable", "tools revoke", "log prune"} <= set(REQUIRING)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - set(REQUIRING) - STARTERS))
+def test_a_command_that_requires_nothing_ends_without_a_traceback(name: str, tmp_path: Path) -> None:
+    called = subprocess.run(
+        [sys.executable, "-m", "moothall", *name.split()],
+        cwd=tmp_path,
+        env=os.environ | {"MOOTHALL_DATA_DIR": str(tmp_path / "data")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert called.returncode in {0, 1, 2}, called.stderr
+    assert "Traceback" not in called.stderr
+
+
+@pytest.mark.parametrize("command", ["cancel", "rm", "steer", "fork --turn 1"])
+def test_an_empty_task_is_refused(command: str, tmp_path: Path) -> None:
+    """A script's unset variable must not mean the latest task."""
+    words = ["Use a set."] if command == "steer" else []
+    called = CliRunner(env={"MOOTHALL_DATA_DIR": str(tmp_path)}).invoke(main, [*command.split(), "", *words])
+    assert called.exit_code == 2
+    assert "'' is not an id" in called.output
+
+
+@pytest.mark.parametrize(("name", "option", "parameter"), NUMBERS)
+def test_a_number_below_its_range_and_nan_are_refused(name: str, option: str, parameter: click.Parameter, tmp_path: Path) -> None:
+    kind = parameter.type
+    assert isinstance(kind, click.IntRange | click.FloatRange)
+    assert kind.min is not None
+    required = [text for one in COMMANDS[name].params if one.required for text in _given(one, option)]
+    for value in (str(kind.min - 1), "nan", "inf", "9" * 30):
+        if value.isdecimal() and isinstance(kind, click.FloatRange):
+            continue
+        called = CliRunner(env={"MOOTHALL_DATA_DIR": str(tmp_path)}).invoke(main, [*name.split(), *required, option, value])
+        assert called.exit_code == 2, value
+        assert f"Invalid value for '{option}'" in called.output
+
+
+def _given(parameter: click.Parameter, but: str) -> list[str]:
+    """What fills a required parameter."""
+    if isinstance(parameter, click.Argument):
+        return ["x"]
+    return [] if parameter.opts[0] == but else [parameter.opts[0], "1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["deliberate", "--agents", "0", "x"], "0 is not in the range"),
+        (["deliberate", "--agents", "17", "x"], "17 is not in the range 1 to 16. The upper bound is the setting limits.agents."),
+        (["deliberate", "--rounds", "9", "x"], "limits.rounds"),
+        (["deliberate", "--turns", "13", "x"], "limits.turns"),
+        (["deliberate", "--timeout", "1801", "x"], "limits.deliberation_seconds"),
+        (["ask", "--timeout", "0", "x"], "0 is not in the range"),
+        (["ask", "--turns", "13", "x"], "limits.turns"),
+        (["demo", "--agents", "17"], "limits.agents"),
+        (["tools", "run", "--repo", ".", "--ttl", "3601", "x"], "guard.token_seconds"),
+    ],
+)
+def test_a_number_above_its_setting_is_refused_before_anything_starts(arguments: list[str], words: str, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("{}")
+    called = CliRunner(env={"MOOTHALL_DATA_DIR": str(tmp_path / "data")}).invoke(main, arguments)
+    assert called.exit_code == 2
+    assert words in " ".join(called.output.split())
+    assert not (tmp_path / "data").exists()
