@@ -278,7 +278,28 @@ def test_several_projects_have_a_check_each_in_their_folders() -> None:
     assert {step.folder for step in several.steps} == set(folders.values())
     assert all(step.optional for step in several.steps), "one that cannot be set up leaves the others"
     api = next(step for step in several.steps if step.folder == "api")
-    assert api.argv[-4:] == ("-e", "../libs/core", "-e", ".")
+    assert api.argv[len(PIP) :] == ("-e", "../libs/core", "pytest", "-e", ".")
+
+
+UV = {
+    "pyproject.toml": (
+        "[project]\nname = 'root'\ndependencies = ['lib-a[x]>=1', 'attrs', 'kit']\n[tool.uv.sources]\nlib-a = {workspace = true}\n"
+        "kit = {path = 'tools/kit'}\n[tool.uv.workspace]\nmembers = ['packages/*']\n"
+    ),
+    "packages/a/pyproject.toml": "[project]\nname = 'lib_a'\ndependencies = ['lib.b>=1']\n[build-system]\nrequires = []\n",
+    "packages/b/setup.py": "from setuptools import setup\nsetup(name='lib-b', install_requires=['lib-c'])\n",
+    "packages/c/setup.cfg": "",
+    "packages/c/setup.py": "from setuptools import setup\nsetup(name='lib-c', install_requires=['lib-a'])\n",
+    "tools/kit/pyproject.toml": "[project]\nname = 'kit'\n",
+    "tests/test_a.py": "",
+}
+
+
+def test_projects_of_the_repository_are_installed_from_their_folders_and_not_asked_of_the_index() -> None:
+    argv = found(UV).steps[0].argv[len(PIP) :]
+    local = tuple(word for name in ("packages/a[x]", "packages/b", "packages/c", "tools/kit") for word in ("-e", name))
+    assert argv == (*local, "pytest", "attrs")
+    assert found(UV).depends == {"": ("packages/a", "packages/b", "packages/c", "tools/kit")}
 
 
 def test_their_number_is_bounded_and_said() -> None:
