@@ -72,9 +72,7 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, Project])
     )
 
 
-def _steps(
-    project: Project, pyproject: Mapping[str, Any], siblings: Mapping[str, str]
-) -> tuple[SetupStep, ...]:
+def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Mapping[str, str]) -> tuple[SetupStep, ...]:
     """Return one installation of everything, so that one resolution sees all of it; piece by piece where that fails.
 
     `siblings` are other projects of the repository, name → folder.
@@ -222,9 +220,7 @@ def requirements_of(project: Project) -> tuple[str, ...]:
     return tuple(dict.fromkeys(normal(name[0]) for name in names if name))
 
 
-def _siblings(
-    project: Project, pyproject: Mapping[str, Any], named: Mapping[str, Project]
-) -> dict[str, str]:
+def _siblings(project: Project, pyproject: Mapping[str, Any], named: Mapping[str, Project]) -> dict[str, str]:
     """Return the other projects of the repository that this one is built on, name → folder.
 
     These are the projects that it requires by name, those that these require in turn, and uv's path sources.
