@@ -131,6 +131,13 @@ async def test_a_base_that_nothing_could_judge_is_tried_again_since_the_machine_
         assert "running tests on the untouched base" in told
 
 
+async def test_the_python_of_an_environment_finds_our_reporters_whatever_its_path_variable_says(house: Local) -> None:
+    script = "PYTHONPATH=/nowhere /env/bin/python -c 'import moothall_lines'"
+    base = house.base(setup=(("/env/bin/python", "-V"),), checks={"tests": ("sh", "-c", script)})
+    prepared = await house.preparer.prepare(base)
+    assert prepared.runs["tests"].verdict is Verdict.PASSED, prepared.runs["tests"].output
+
+
 async def test_setup_alone_sees_a_history(house: Local) -> None:
     describe = ("sh", "-c", "git describe --tags --dirty > /env/version; git status --porcelain >> /env/version; touch .git/mine")
     prepared = await house.preparer.prepare(

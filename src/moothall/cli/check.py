@@ -148,7 +148,8 @@ def _table(found: Diagnosis) -> Table:
             Text(str(number) if number else "·", style=style if number else "dim")
             for number, style in zip(numbers, _STYLES, strict=True)
         ]
-        remark = row.fault or (f"{row.findings} findings" if row.findings else "")
+        untold = "judged as one case" if row.check.startswith("tests") and not row.told else ""
+        remark = row.fault or (f"{row.findings} findings" if row.findings else untold)
         said = ", ".join(part for part in (remark, "" if row.required else "advises only") if part)
         table.add_row(
             plain(row.check), *cells, f"{row.duration_ms / 1000:.1f}", Text(plain(said, 60), style="red" if row.fault else "dim")

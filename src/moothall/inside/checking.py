@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _STUCK = "stuck"
 _OURS = (b"moothall_pytest", b"moothall_node")
+_NO_REPORTERS = {"PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": "", "NODE_OPTIONS": "", "MOOTHALL_NODE": ""}
 _PROCESSES = 6  # that pytest may lose, one after the other
 _REPORTS = 200
 _STEER = frozenset(
@@ -94,7 +95,7 @@ class Checking:
             return self._answer(ended)
         ended = once({}, seconds)
         if not self._cases.told and not _size(self.folder) and any(name in ended.output for name in _OURS):
-            ended = once({"PYTEST_ADDOPTS": "", "NODE_OPTIONS": ""}, until - time.monotonic())  # it doesn't find our reporters
+            ended = once(_NO_REPORTERS, until - time.monotonic())  # it doesn't find our reporters
         for _ in range(_PROCESSES):
             cases.read_folder(self._cases, self.folder)
             if not checks.is_pytest(self._argv) or not self._is_cut_short(ended) or time.monotonic() > until:

@@ -201,7 +201,9 @@ def variables(
         "MOOTHALL_CASE_SECONDS": f"{seconds:g}",
         "PYTHONPATH": plugins,
         "PYTEST_ADDOPTS": " ".join(pytest),
+        "PYTEST_PLUGINS": "moothall_pytest",  # also where a command sets PYTEST_ADDOPTS itself
         "NODE_OPTIONS": f"--require={plugins}/moothall_node.cjs",
+        "MOOTHALL_NODE": f"--require={plugins}/moothall_node.cjs",  # for `plugins/bin/node`, where a script sets NODE_OPTIONS itself
         "GOFLAGS": "-count=1",  # what was green is run, not remembered
         "RUFF_OUTPUT_FORMAT": "concise",
     }
@@ -214,6 +216,12 @@ def variables(
         found["MOOTHALL_ONLY"] = "|".join(f"{_title_pattern(title.replace(' > ', ' '))}$" for title in titles)
         found["MOOTHALL_ONLY_LAST"] = "|".join(f"^{_title_pattern(title.rpartition(' > ')[2])}$" for title in titles)
     return found
+
+
+def with_reporters_path(path: str, plugins: str = PLUGINS) -> str:
+    """Return a PATH on which our `node`, which keeps the reporter, comes before the one that is there; without one, as it is."""
+    there = any(os.access(f"{folder}/node", os.X_OK) for folder in path.split(os.pathsep))
+    return f"{plugins}/bin{os.pathsep}{path}" if there else path
 
 
 def _title_pattern(title: str) -> str:

@@ -158,7 +158,9 @@ class Executor:
         return ended.document()
 
     def _run_check(self, argv: tuple[str, ...], request: Message) -> Message:
-        from moothall.inside.checking import Checking  # costs start time, and most workspaces run no check at first
+        # They cost start time, and most workspaces run no check at first.
+        from moothall.inside.checking import Checking
+        from moothall.inside.checks import with_reporters_path
 
         checking = Checking(argv, request["check"])
         _put_aside(checking.folder)
@@ -167,7 +169,7 @@ class Executor:
         def once(more: Mapping[str, str], seconds: float, other: tuple[str, ...] = ()) -> CommandEnd:
             walls = self._walls(request)
             walls.wall_seconds = seconds
-            env = {**request["env"], **more}
+            env = {**request["env"], "PATH": with_reporters_path(request["env"].get("PATH", "")), **more}
             return run(
                 other or argv, cwd=checking.cwd, env=env, walls=walls, wakeup=self._link, stopped=self._find_stop, reader=checking
             )

@@ -23,7 +23,7 @@ def bundle(folder: Path) -> None:
     """Put `inside` into `folder`, a new one, as bytecode without source, for every uid to read; and the reporters of cases
     into its `plugins`.
     """
-    for made in (folder, folder / "moothall", folder / "moothall" / "inside", folder / "plugins"):
+    for made in (folder, folder / "moothall", folder / "moothall" / "inside", folder / "plugins", folder / "plugins" / "bin"):
         made.mkdir()
         made.chmod(0o755)
     for source in (_HERE.parent / "__init__.py", *_HERE.glob("*.py")):
@@ -37,10 +37,10 @@ def bundle(folder: Path) -> None:
             invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
         )
         target.chmod(0o644)
-    for source in REPORTERS.glob("moothall_*"):
-        target = folder / "plugins" / source.name
+    for source in (*REPORTERS.glob("moothall_*"), *REPORTERS.glob("bin/*")):
+        target = folder / "plugins" / source.relative_to(REPORTERS)
         shutil.copyfile(source, target)
-        target.chmod(0o644)
+        target.chmod(0o755 if target.parent.name == "bin" else 0o644)
 
 
 def grammars() -> tuple[tuple[Path, str], ...]:

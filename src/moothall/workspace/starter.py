@@ -13,6 +13,7 @@ from pathlib import Path
 from moothall.config import WorkspaceSections
 from moothall.domain.ids import digest
 from moothall.errors import RepositoryError
+from moothall.inside.checks import PLUGINS
 from moothall.processes import start_process
 from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.sandbox.spawn import drop_uid, own
@@ -52,6 +53,7 @@ class Starter:
         copying = await start_process("cp", "-a", "--reflink=auto", str(source), str(env))
         if await copying.wait():
             raise RepositoryError(f"the environment cannot be copied to {env}: is the disk full?")
+        await asyncio.to_thread(_add_reporters, env)
 
     async def _make(
         self,
@@ -104,3 +106,9 @@ class Starter:
                     return False
             await box.take_back()
         return True
+
+
+def _add_reporters(env: Path) -> None:
+    """Put our reporters on the path of an environment's Python: a command that sets PYTHONPATH itself still finds them."""
+    for packages in env.glob("lib/python*/site-packages"):
+        (packages / "moothall.pth").write_text(f"{PLUGINS}\n", encoding="utf-8")

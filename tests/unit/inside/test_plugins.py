@@ -185,6 +185,13 @@ def test_what_tests_start_themselves_is_not_told(tmp_path: Path) -> None:
     assert len(list((tmp_path / "reports").iterdir())) == 1
 
 
+@pytest.mark.e2e  # a pytest that is started anew
+def test_a_command_that_sets_its_own_options_for_pytest_tells_its_cases(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text("def test_a(): pass\ndef test_b(): assert False\n", encoding="utf-8")
+    cases = run(tmp_path, ("sh", "-c", f"PYTEST_ADDOPTS=-q {sys.executable} -m pytest"), 20)
+    assert cases.results == {"test_a.py::test_a": "passed", "test_a.py::test_b": "failed"}
+
+
 def test_unittest(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(UNITTESTS, encoding="utf-8")
     (tmp_path / "test_b.py").write_text("import nothing_of_that_name\n", encoding="utf-8")

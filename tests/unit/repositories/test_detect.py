@@ -113,6 +113,10 @@ def session(body: str, head: str = "def tests(session)") -> str:
         {"tox.ini": "[testenv]\ncommands = pytest\n[testenv:py{310,311}]\ndeps = six\n[testenv:py27]\ndeps = never\n"},
         {"tox.ini": "[testenv:check]\ndeps = six\ncommands = python -m pytest\n[testenv:docs]\ndeps = never\ncommands = pytest docs\n"},
         {"tox.ini": "[testenv]\ndeps =\n    py3{10,11}: six\n    py27,lint: never\n    !py: never\n"},
+        {"tox.ini": "[tox]\nenvlist = py{310,311,312,313,314}-django{42,52,main}\n[testenv]\ndeps =\n    django42: never\n    django52: six\n    djangomain: never\n    !django52: never\n"},
+        {"tox.ini": "[tox]\nenv_list =\n    a{1,2}-{sqlite,mysql}\n    docs\n[testenv]\ndeps =\n    a1: never\n    a2-sqlite: six\n    mysql: never\n    docs: never\n"},
+        {"setup.cfg": "[tox:tox]\nenvlist = py27-old,py3-new,lint,pypy3-odd\n[tox:testenv]\ndeps =\n    new: six\n    old,odd,lint: never\n"},
+        {"tox.ini": "[tox]\nenvlist = lint,docs\n[testenv]\ndeps =\n    py310,py311,py312,py313: six\n    lint: never\n"},
         {"tox.ini": "[testenv]\ndependency_groups =\n    qa\n", "pyproject.toml": QA},
         {"tox.ini": "[testenv]\ndependency_groups =\n    tests: qa\n    mypy: docs\n[testenv:py311-tests]\ndeps = never\n", "pyproject.toml": QA},
         {"tox.toml": "[env.test]\ndeps = ['six']\n[env.docs]\ndeps = ['never']\n"},
@@ -278,7 +282,28 @@ def test_several_projects_have_a_check_each_in_their_folders() -> None:
     assert {step.folder for step in several.steps} == set(folders.values())
     assert all(step.optional for step in several.steps), "one that cannot be set up leaves the others"
     api = next(step for step in several.steps if step.folder == "api")
-    assert api.argv[-4:] == ("-e", "../libs/core", "-e", ".")
+    assert api.argv[len(PIP) :] == ("-e", "../libs/core", "pytest", "-e", ".")
+
+
+UV = {
+    "pyproject.toml": (
+        "[project]\nname = 'root'\ndependencies = ['lib-a[x]>=1', 'attrs', 'kit']\n[tool.uv.sources]\nlib-a = {workspace = true}\n"
+        "kit = {path = 'tools/kit'}\n[tool.uv.workspace]\nmembers = ['packages/*']\n"
+    ),
+    "packages/a/pyproject.toml": "[project]\nname = 'lib_a'\ndependencies = ['lib.b>=1']\n[build-system]\nrequires = []\n",
+    "packages/b/setup.py": "from setuptools import setup\nsetup(name='lib-b', install_requires=['lib-c'])\n",
+    "packages/c/setup.cfg": "",
+    "packages/c/setup.py": "from setuptools import setup\nsetup(name='lib-c', install_requires=['lib-a'])\n",
+    "tools/kit/pyproject.toml": "[project]\nname = 'kit'\n",
+    "tests/test_a.py": "",
+}
+
+
+def test_projects_of_the_repository_are_installed_from_their_folders_and_not_asked_of_the_index() -> None:
+    argv = found(UV).steps[0].argv[len(PIP) :]
+    local = tuple(word for name in ("packages/a[x]", "packages/b", "packages/c", "tools/kit") for word in ("-e", name))
+    assert argv == (*local, "pytest", "attrs")
+    assert found(UV).depends == {"": ("packages/a", "packages/b", "packages/c", "tools/kit")}
 
 
 def test_their_number_is_bounded_and_said() -> None:

@@ -24,9 +24,11 @@ def test_bytecode_and_reporters_lie_in_it_and_any_uid_may_read_it(tmp_path: Path
     bundle(tmp_path / "code")
     found = [path for path in (tmp_path / "code").rglob("*") if path.is_file()]
     reporters = [path for path in found if path.parent.name == "plugins"]
-    assert {path.suffix for path in found if path not in reporters} == {".pyc"}
+    programs = [path for path in found if path.parent.name == "bin"]
+    assert {path.suffix for path in found if path not in (*reporters, *programs)} == {".pyc"}
     assert {path.name for path in reporters} >= {"moothall_pytest.py", "moothall_node.cjs"}, (
         "they are source, for any interpreter"
     )
-    assert all(path.stat().st_mode & 0o777 == 0o644 for path in found)
+    assert [(path.name, path.stat().st_mode & 0o777) for path in programs] == [("node", 0o755)]
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in found if path not in programs)
     assert all(path.parent.stat().st_mode & 0o777 == 0o755 for path in found)

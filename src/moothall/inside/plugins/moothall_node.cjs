@@ -57,8 +57,21 @@ function testRunner() {
   process.exit(done.status === null ? 1 : done.status);
 }
 
+// Package managers put their own node first on the PATH of a script. Ours goes before it: it keeps our reporter where a script sets
+// NODE_OPTIONS, and runs the next one.
+function keepNodeFirst() {
+  const { ChildProcess } = require("child_process");
+  const { spawn } = ChildProcess.prototype;
+  const first = `PATH=${ours("bin")}:`;
+  const withOurs = (pair) => (pair.startsWith("PATH=") && !pair.startsWith(first) ? first + pair.slice("PATH=".length) : pair);
+  ChildProcess.prototype.spawn = function (options) {
+    return spawn.call(this, options && options.envPairs ? { ...options, envPairs: options.envPairs.map(withOurs) } : options);
+  };
+}
+
 if (folder) {
   try {
+    if (process.env.MOOTHALL_NODE && /(?:^|\/)(?:npm|npx|pnpm|pnpx|yarn|yarnpkg|corepack)[^/]*$/.test(main)) keepNodeFirst();
     if (process.env.MOOTHALL_TEXT) taken.receive();
     if (process.env.MOOTHALL_KEPT) taken.removeRead();
     addReporter();

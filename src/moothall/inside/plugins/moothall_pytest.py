@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 FOLDER = os.environ.pop("MOOTHALL_REPORTS", "")
 SECONDS = float(os.environ.pop("MOOTHALL_CASE_SECONDS", "0") or 0)
 AGAIN = bool(os.environ.pop("MOOTHALL_AGAIN", ""))
-os.environ.pop("PYTEST_ADDOPTS", None) if FOLDER else None
+if FOLDER:
+    os.environ.pop("PYTEST_ADDOPTS", None)
+    if os.environ.get("PYTEST_PLUGINS") == "moothall_pytest":
+        del os.environ["PYTEST_PLUGINS"]
 INSTEAD = moothall_instead.take() if FOLDER else {}
 
 _SHORTEST = 2.0

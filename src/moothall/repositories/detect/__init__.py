@@ -59,7 +59,7 @@ def detect(files: Collection[str], texts: Mapping[str, str], most: int = MOST_PR
     """
     projects = [_project(folder, files, texts) for folder in _folders(files, 10 * most)]
     root, inner = projects[0], projects[1:]
-    named = {name: project.folder for project in reversed(projects) if (name := pythons.project_name(project))}
+    named = {name: project for project in reversed(projects) if (name := pythons.project_name(project))}
     crates = [crate for project in projects if isinstance(crate := table(project.toml("Cargo.toml"), "package").get("name"), str)]
     notes: list[str] = []
     found: dict[str, FoundProject] = {}
@@ -101,7 +101,7 @@ def _project(folder: str, files: Collection[str], texts: Mapping[str, str]) -> P
     )
 
 
-def _of(project: Project, below: tuple[str, ...], named: Mapping[str, str], crates: list[str]) -> FoundProject | None:
+def _of(project: Project, below: tuple[str, ...], named: Mapping[str, Project], crates: list[str]) -> FoundProject | None:
     python = pythons.python(project, below, named)
     rest = (node.node(project), others.go(project), others.cargo(project, crates), others.make(project))
     with_tests = [found for found in (python, *rest) if found and "tests" in found.checks]

@@ -65,6 +65,13 @@ def setup_keyword(project: Project, keyword: str) -> str:
     return said if isinstance(said, str) else ""
 
 
+def setup_requirements(project: Project) -> list[str]:
+    """Return the requirements that setup.py and setup.cfg name for the project itself."""
+    config = project.ini("setup.cfg").get("options", {}).get("install_requires", "")
+    named = [*strings(next(_setup(project, "install_requires"), None)), *config.split("\n")]
+    return [word for word in (one.strip() for one in named) if REQUIREMENT.fullmatch(word)]
+
+
 def setup_extras(project: Project) -> Mapping[str, Any]:
     """Return the extras of setup()."""
     return table(next(_setup(project, "extras_require"), None))

@@ -10,8 +10,8 @@ from typing import Any
 from moothall.domain.repository import SetupStep
 from moothall.inside.checks import PLUGINS
 from moothall.repositories.detect.groups import extras, groups, plugins, requirement_files, runtime
-from moothall.repositories.detect.literals import setup_keyword
-from moothall.repositories.detect.project import FoundProject, Project, strings, table
+from moothall.repositories.detect.literals import setup_keyword, setup_requirements
+from moothall.repositories.detect.project import FoundProject, Project, join_inside, strings, table
 from moothall.repositories.detect.requirements import versions
 from moothall.repositories.patch_rules import matches
 
@@ -38,10 +38,10 @@ _ASKS_GIT = re.compile(
 )
 
 
-def python(project: Project, below: Sequence[str], named: Mapping[str, str]) -> FoundProject | None:
+def python(project: Project, below: Sequence[str], named: Mapping[str, Project]) -> FoundProject | None:
     """Return what is found in a Python project, None where it is none.
 
-    `below` are folders below this one that have checks of their own; `named` are all projects of the repository: name → folder.
+    `below` are folders below this one that have checks of their own; `named` are all projects of the repository by name.
     """
     pyproject = project.toml("pyproject.toml")
     if not pyproject and not project.any("*.py"):
@@ -50,7 +50,8 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, str]) -> 
     tests = _tests(project, below)
     if below and not tests and not any(name in project.files for name in _READ) and not requirement_files(project):
         return None  # all that is Python here belongs to one of the folders
-    siblings = _siblings(project, pyproject, named)
+    local = _siblings(project, pyproject, named)
+    siblings = list(dict.fromkeys(local.values()))
     checks: dict[str, tuple[str, ...]] = {}
     if tests:
         checks["tests"] = tests
@@ -58,7 +59,7 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, str]) -> 
         checks["lint"] = ("python", "-m", "ruff", "check", ".")
     return FoundProject(
         steps=(
-            *_steps(project, pyproject, siblings),
+            *_steps(project, pyproject, local),
             *((SetupStep((*PIP, "ruff"), project.folder, optional=True),) if lint else ()),
         ),
         checks=checks,
@@ -71,8 +72,11 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, str]) -> 
     )
 
 
-def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Sequence[str]) -> tuple[SetupStep, ...]:
-    """Return one installation of everything, so that one resolution sees all of it; piece by piece where that fails."""
+def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Mapping[str, str]) -> tuple[SetupStep, ...]:
+    """Return one installation of everything, so that one resolution sees all of it; piece by piece where that fails.
+
+    `siblings` are other projects of the repository, name → folder.
+    """
     tool = table(pyproject, "tool")
     installable = ("build-system" in pyproject or "setup.py" in project.files or "setup.cfg" in project.files) and table(
         tool, "uv"
@@ -89,9 +93,8 @@ def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Sequence[st
     config = "\n".join(text for name, text in project.texts.items() if name in _CONFIGURED)
     if missing := [name for name in plugins(config) if not any(name in words for words in wanted.values())]:
         wanted["pytest's options"] = tuple(missing)
-    # In the same resolution, or pip would look for them in the index.
-    needed += [word for folder in siblings for word in ("-e", os.path.relpath(folder or ".", project.folder or "."))]
-    must = ("pytest", *needed, *own)
+    local, needed, wanted = _from_folders(project, siblings, needed, wanted)
+    must = (*local, "pytest", *needed, *own)
     if own and own_extras:
         wanted = {**wanted, f"extras {','.join(own_extras)}": ("-e", f".[{','.join(own_extras)}]")}
     folder = project.folder
@@ -102,8 +105,41 @@ def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Sequence[st
     whole = [word for part in words for word in part]
     pieces = tuple(SetupStep((*PIP, *part), folder, optional=True) for part in wanted.values())
     # pip takes the project once: with extras where it has some
-    all_of_it = (*PIP, "pytest", *needed, *whole, *(() if with_extras else own))
+    all_of_it = (*PIP, *local, "pytest", *needed, *whole, *(() if with_extras else own))
     return _as_locked(project, SetupStep(all_of_it, folder, instead=(SetupStep((*PIP, *must), folder), *pieces)))
+
+
+def _from_folders(
+    project: Project,
+    siblings: Mapping[str, str],
+    needed: Sequence[str],
+    wanted: Mapping[str, tuple[str, ...]],
+) -> tuple[list[str], list[str], dict[str, tuple[str, ...]]]:
+    """Return the words that install siblings from their folders, and the others without their names.
+
+    They are part of one resolution, and pip would look for a name among its arguments in the index.
+    """
+    extras: dict[str, dict[str, None]] = {folder: {} for folder in siblings.values()}
+
+    def others(words: Sequence[str]) -> list[str]:
+        left = []
+        for word in words:
+            named = re.match(r"([A-Za-z0-9._-]+)\s*(?:\[([\w,. -]+)\])?", word)
+            folder = siblings.get(normal(named[1])) if named and word[:1] not in {".", "-"} else None
+            if named and folder is not None:
+                extras[folder] |= dict.fromkeys((named[2] or "").replace(" ", "").split(","))
+            else:
+                left.append(word)
+        return left
+
+    needed = others(needed)
+    rest = {where: tuple(others(words)) for where, words in wanted.items()}
+    local = []
+    for folder, names in extras.items():
+        named = ",".join(filter(None, names))
+        path = os.path.relpath(folder or ".", project.folder or ".")
+        local += ["-e", f"{path}[{named}]" if named else path]
+    return local, needed, {where: words for where, words in rest.items() if words}
 
 
 def _as_locked(project: Project, step: SetupStep) -> tuple[SetupStep, ...]:
@@ -173,14 +209,38 @@ def _needs(project: Project, pyproject: Mapping[str, Any]) -> dict[str, str]:
     return {"python": str(said or ""), **({"python-pin": pin[1]} if pin else {})}
 
 
-def _siblings(project: Project, pyproject: Mapping[str, Any], named: Mapping[str, str]) -> list[str]:
-    """Return the folders of other projects of the repository that this one requires, and those that they require is pip's to say."""
+def requirements_of(project: Project) -> tuple[str, ...]:
+    """Return the normal names of the packages that a Python project requires, for itself or its tests."""
+    pyproject = project.toml("pyproject.toml")
     words = [*strings(table(pyproject, "project").get("dependencies"))]
     words += [word for part in groups(project, pyproject).values() for word in part]
     words += [*table(pyproject, "tool", "poetry", "dependencies"), *table(pyproject, "tool", "uv", "sources")]
+    words += [*setup_requirements(project)]
     names = (re.match(r"[A-Za-z0-9._-]+", word) for word in words if not word.startswith((".", "-")))
-    folders = (named.get(normal(name[0])) for name in names if name)
-    return list(dict.fromkeys(folder for folder in folders if folder is not None and folder != project.folder))
+    return tuple(dict.fromkeys(normal(name[0]) for name in names if name))
+
+
+def _siblings(project: Project, pyproject: Mapping[str, Any], named: Mapping[str, Project]) -> dict[str, str]:
+    """Return the other projects of the repository that this one is built on, name → folder.
+
+    These are the projects that it requires by name, those that these require in turn, and uv's path sources.
+    """
+    found: dict[str, str] = {}
+    waiting = [*requirements_of(project)]
+    seen = {project_name(project)}
+    while waiting:
+        name = waiting.pop(0)
+        if name in named and name not in seen:
+            found[name] = named[name].folder
+            waiting += requirements_of(named[name])
+        seen.add(name)
+    for name, source in table(pyproject, "tool", "uv", "sources").items():
+        path = table(source).get("path")
+        folder = join_inside(project.folder, path) if isinstance(path, str) else None
+        own = (folder or "").removeprefix(project.folder).strip("/")
+        if folder is not None and own and project.any(f"/{own}/pyproject.toml", f"/{own}/setup.py"):
+            found.setdefault(normal(name), folder)
+    return {name: folder for name, folder in found.items() if folder != project.folder}
 
 
 def project_name(project: Project) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -25,6 +26,19 @@ _TESTS = frozenset({*TEST_GROUPS, "pytest", "py", "python"})
 _PYTHON = re.compile(r"py3?(?:1\d|\.1\d)?|3\.1\d")
 """Factors of the Pythons that are maintained."""
 _DEEPEST = 5
+_OWN_PYTHON = f"py{sys.version_info.major}{sys.version_info.minor}"
+_ANY_PYTHON = re.compile(r"(?:py|pypy|jython|graalpy)\d*(?:\.\d+)?|\d\.\d+")
+_UNFIT = tuple(
+    re.compile(words)
+    for words in (
+        OTHER_PURPOSE.pattern.replace(r"|min(?:imal)?\b", "|flake|black|isort|ruff|check|package|pypi|clean|manifest"),
+        r"^dev|(?:main|master|dev|head|tip|pre|nightly|latest|edge|git|a\d|b\d|rc\d)$",
+        r"^(?:postg|psql|pg|mysql|maria|oracle|mssql|redis|mongo)",
+        r"(?:min|minimum|minimal|oldest|lowest)$",
+    )
+)
+"""Factors of environments that are not taken where there are others, the worst first: for another purpose, with
+an unreleased version, with a server, with the oldest versions."""
 
 
 def session_words(project: Project, pyproject: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
@@ -36,6 +50,8 @@ def session_words(project: Project, pyproject: Mapping[str, Any]) -> Iterator[tu
     if isinstance(legacy, str):
         tox = Project("", frozenset(), {"tox.ini": legacy}).ini("tox.ini")
     keys = ("deps", "extras", "dependency_groups", "commands")
+    listed = tox.get("tox", {})
+    names = [*_names_listed(listed.get("envlist", "") or listed.get("env_list", ""))]
     envs = {
         section.removeprefix("testenv").lstrip(":"): {key: _resolve(tox, env.get(key, "")) for key in keys}
         for section, env in tox.items()
@@ -44,12 +60,14 @@ def session_words(project: Project, pyproject: Mapping[str, Any]) -> Iterator[tu
     for data in (project.toml("tox.toml"), table(pyproject, "tool", "tox")):
         said = {"": table(data, "env_run_base"), **{name: table(env) for name, env in table(data, "env").items()}}
         envs |= {name: {key: _texts(env.get(key)) for key in keys} for name, env in said.items() if env}
+        names += strings(data.get("env_list"))
+    factors = _factors(names)
     running = [
         name for name, env in envs.items() if RUNS_TESTS.search(" ".join(env["commands"])) and not OTHER_PURPOSE.search(name)
     ]
     # The first that install something: others may be of the same tests with more, or with another version of something.
     for names in ([""], [name for name in envs if _is_for_tests(name)], running):
-        found = [part for name in names if name in envs for part in _environment(project, pyproject, name, envs[name])]
+        found = [part for name in names if name in envs for part in _environment(project, pyproject, name, envs[name], factors)]
         if any(words for _, words in found):
             yield from found
             break
@@ -61,23 +79,56 @@ def _texts(data: object) -> list[str]:
 
 
 def _environment(
-    project: Project, pyproject: Mapping[str, Any], name: str, env: Mapping[str, list[str]]
+    project: Project,
+    pyproject: Mapping[str, Any],
+    name: str,
+    env: Mapping[str, list[str]],
+    factors: frozenset[str],
 ) -> Iterator[tuple[str, list[str]]]:
     where = f"tox's {name or 'environments'}"
-    yield f"{where}: deps", _pip_words(project, env["deps"])
-    yield f"{where}: extras", own_extras(_names(env["extras"]))
+    yield f"{where}: deps", _pip_words(project, env["deps"], factors)
+    yield f"{where}: extras", own_extras(_names(env["extras"], factors))
     standard = table(pyproject, "dependency-groups")
-    for group in _names(env["dependency_groups"]):
+    for group in _names(env["dependency_groups"], factors):
         yield f"group {group}", [requirement(item, "pyproject.toml") for item in expand_group(standard, group, ())]
 
 
-def _names(lines: list[str]) -> list[str]:
-    return [name for line in lines for name in re.split(r"[\s,]+", _without_condition(line)) if name]
+def _names(lines: list[str], factors: frozenset[str]) -> list[str]:
+    lines = [_without_condition(line, factors) for line in lines]
+    return [name for line in lines for name in re.split(r"[\s,]+", line) if name]
+
+
+def _names_listed(text: str) -> Iterator[str]:
+    """Yield the environments of an envlist, braces expanded."""
+    for line in text.split("\n"):
+        for part in _split(line.split("#")[0]):
+            yield from (name.strip() for whole in part.split() for name in _expand(whole))
+
+
+def _factors(names: Sequence[str]) -> frozenset[str]:
+    """Return the factors of the environment that suits this machine best; none where no environment is listed for tests.
+
+    It is one for our own Python, or else for any, whose other factors need no server and no unreleased
+    or oldest version. Of several it is the last one: newer versions are listed after older ones.
+    """
+    best: tuple[tuple[int, ...], frozenset[str]] = ((), frozenset())
+    for name in names:
+        factors = frozenset(name.split("-"))
+        pythons = {factor for factor in factors if _ANY_PYTHON.fullmatch(factor)}
+        if not name or not all(_PYTHON.fullmatch(factor) for factor in pythons):
+            continue
+        rest = factors - pythons
+        unfit = [any(pattern.search(factor) for factor in rest) for pattern in _UNFIT]
+        python = 2 if pythons & {_OWN_PYTHON, _OWN_PYTHON.replace("py3", "3.")} else 1 if pythons else 0
+        score = (*(not one for one in unfit), python)
+        if score >= best[0]:
+            best = (score, factors)
+    return best[1] if best[0][:1] == (True,) else frozenset()
 
 
 def _is_for_tests(name: str) -> bool:
     """Whether an environment of tox is for tests, by its name."""
-    return any(_holds(whole) for part in _split(name) for whole in _expand(part))
+    return any(_holds(whole, frozenset()) for part in _split(name) for whole in _expand(part))
 
 
 def _expand(text: str) -> list[str]:
@@ -96,12 +147,12 @@ def _resolve(tox: Mapping[str, Mapping[str, str]], text: str, deep: int = 0) -> 
     return found
 
 
-def _pip_words(project: Project, lines: list[str]) -> list[str]:
+def _pip_words(project: Project, lines: list[str], factors: frozenset[str] = frozenset()) -> list[str]:
     """Return the lines of tox's deps that can be read without running it, as words for pip."""
     found: list[str] = []
     for raw in lines:
         line = raw.split(" #")[0].strip().replace("{toxinidir}/", "").replace("{tox_root}/", "")
-        line = _without_condition(line)
+        line = _without_condition(line, factors)
         if not line or "{" in line or line.startswith("#"):
             continue
         option = re.match(r"(-r|-c|-e|--requirement|--constraint)[ =]?\s*(\S+)$", line)
@@ -116,26 +167,32 @@ def _pip_words(project: Project, lines: list[str]) -> list[str]:
     return found
 
 
-def _without_condition(line: str) -> str:
-    """Return a line without the factors that it is for; '' where tests are for none of them."""
+def _without_condition(line: str, factors: frozenset[str] = frozenset()) -> str:
+    """Return a line without the factors that it is for; '' where tests are for none of them.
+
+    `factors` are those of the environment that is taken, none where none is listed.
+    """
     condition = re.match(r"\s*([a-z0-9.,!_{}-]+):\s+(.*)", line)
     if not condition:
         return line
-    return condition[2] if any(_holds(whole) for part in _split(condition[1]) for whole in _expand(part)) else ""
+    wholes = [whole for part in _split(condition[1]) for whole in _expand(part)]
+    return condition[2] if any(_holds(whole, factors) for whole in wholes) else ""
 
 
 def _split(condition: str) -> list[str]:
     return re.split(r",(?![^{]*\})", condition)
 
 
-def _holds(condition: str) -> bool:
+def _holds(condition: str, factors: frozenset[str]) -> bool:
     """Whether a condition of factors holds where tests are run."""
-    return all(
-        not (factor[1:] in _TESTS or _PYTHON.fullmatch(factor[1:]))
-        if factor[:1] == "!"
-        else factor in _TESTS or bool(_PYTHON.fullmatch(factor))
-        for factor in condition.split("-")
-    )
+    pinned = any(_PYTHON.fullmatch(factor) and factor not in {"py", "py3"} for factor in factors)
+
+    def given(factor: str) -> bool:
+        if factor in factors or factor in _TESTS:
+            return True
+        return bool(_PYTHON.fullmatch(factor)) and (not pinned or factor in {"py", "py3"})
+
+    return all(not given(factor[1:]) if factor[:1] == "!" else given(factor) for factor in condition.split("-"))
 
 
 def _nox(text: str, pyproject: Mapping[str, Any]) -> list[str]:
