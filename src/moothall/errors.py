@@ -15,6 +15,7 @@
         ├── AlreadyExists
         ├── Overtaken            another change came first; the message says what it led to
         ├── NoCouncil            the role's council was deleted, or nobody sits in it
+        ├── Skipped              a task builds on one that has no winner
         ├── Refused              policy, grants or identity say no
         ├── BudgetExceeded
         ├── LimitExceeded        an agent hit a limit of its own
@@ -134,6 +135,12 @@ class NoCouncil(Permanent):
     """The role's council was deleted, or nobody sits in it."""
 
     code = "NO_COUNCIL"
+
+
+class Skipped(Permanent):
+    """A task of a plan builds on one that has no winner."""
+
+    code = "SKIPPED"
 
 
 class Refused(Permanent):

@@ -22,6 +22,7 @@ from moothall.domain.repository import Base, Landed, Patch, Prepared
 from moothall.domain.task import Deliberation, DeliberationRequest, RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.domain.topic import Channel, Topic
+from moothall.errors import Permanent
 
 
 class Receipt:
@@ -329,6 +330,14 @@ class Deliberations(Protocol):
         """Check, fill in defaults, pin the base commit, record and enqueue. The same task_id with the same
         request is the same deliberation; with another one, `AlreadyExists`.
         """
+        ...
+
+    async def check(self, request: DeliberationRequest, who: Principal) -> None:
+        """Raise what `submit` would raise if this were a new task; record nothing."""
+        ...
+
+    async def refuse(self, request: DeliberationRequest, reason: Permanent, who: Principal) -> None:
+        """Record a task that cannot start: its result is FAILED with this reason. Do nothing if the task id is taken."""
         ...
 
     async def result(self, task_id: str, who: Principal) -> Outcome:

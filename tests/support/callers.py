@@ -81,7 +81,7 @@ def doors_of(
     return Doors(
         desk=desk,
         councils=roster,
-        plans=Planner(bus, limits),
+        plans=Planner(bus, limits, desk.check),
         board=Board(bus),
         accounts=Accounts(bus.bucket(BUCKET), limits),
         author=Author(desk, 1, model=False),

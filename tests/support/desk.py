@@ -18,7 +18,7 @@ from moothall.domain.pauses import Pauses
 from moothall.domain.protocol import DEFAULT_PROTOCOL
 from moothall.domain.repository import Landed
 from moothall.domain.task import DEFAULT_SEATS, Deliberation, DeliberationRequest, RepositoryRef
-from moothall.errors import AlreadyExists, InvalidRequest, NotFound
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Permanent
 
 MOST_SEATS = 16
 
@@ -59,6 +59,8 @@ class MemoryDesk:
         self.open_gate.set()
         self.waiting = 0
         self.failure: BaseException | None = None
+        self.unable: dict[str, Permanent] = {}
+        self.refused: dict[str, str] = {}
         self.writes: list[Writing] = []
         self.written = asyncio.Event()
 
@@ -100,6 +102,17 @@ class MemoryDesk:
         await self.record(key, EventType.DELIBERATION_REQUESTED, dump(deliberation))
         self.submitted.set()
         return deliberation
+
+    async def check(self, request: DeliberationRequest, who: Principal) -> None:
+        """Raise what was planted for the request's role or its repository."""
+        del who
+        named = request.repository.id or request.repository.url if request.repository else ""
+        if (reason := self.unable.get(request.role) or self.unable.get(named)) is not None:
+            raise reason
+
+    async def refuse(self, request: DeliberationRequest, reason: Permanent, who: Principal) -> None:
+        """Write down why it cannot start."""
+        self.refused.setdefault(key_of(request.task_id, who.tenant), reason.message)
 
     async def result(self, task_id: str, who: Principal) -> Outcome:
         """Return how it stands."""

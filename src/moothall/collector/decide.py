@@ -76,7 +76,10 @@ def decide(state: DeliberationState, *, quorum: float = QUORUM, grace: timedelta
         said = f"The time was up with {len(evaluated)} of {needed} seats proposed and checked; {quorum:.0%} were needed."
         return _end_as(outcome, DeliberationStatus.TIMEOUT, said)
     if not candidates:
-        return _end_as(outcome, DeliberationStatus.FAILED, f"No seat proposed anything: {_codes(seats)}.")
+        said = f"No seat proposed anything: {_codes(seats)}."
+        if len({(seat.error_code, seat.error_message) for seat in seats}) == 1:
+            said = f"{said} {seats[0].error_message}".rstrip()
+        return _end_as(outcome, DeliberationStatus.FAILED, said)
     if not places[0].passed_gates:
         best = f"{places[0].candidate}, the nearest, does not: {places[0].reasons[0]}"
         return replace(outcome, final_state="no_winner", error_message=f"No candidate passes every gate; {best}")

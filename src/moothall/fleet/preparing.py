@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from moothall import telemetry
-from moothall.domain.codec import dump
+from moothall.council.front.refusals import fail_seats
 from moothall.domain.event import EventType
-from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.repository import Base, Prepared, with_checks
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import MoothallError, NothingToJudge, RepositoryError, SandboxUnavailable, WorkspaceFailed
@@ -78,10 +77,7 @@ async def _tell_progress(bus: Bus, deliberation: Deliberation, steps: asyncio.Qu
 async def give_up(bus: Bus, deliberation: Deliberation, error: MoothallError) -> None:
     """A repository that cannot be prepared fails every seat before it started."""
     log.warning("preparation failed", task_id=deliberation.task_id, code=error.code, reason=error.message)
-    for seat in deliberation.seats:
-        outcome = SeatOutcome(seat=seat, status=SeatStatus.FAILED, error_code=error.code, error_message=error.message)
-        data = {"task_id": deliberation.task_id, "seat": seat, "outcome": dump(outcome)}
-        await bus.publish(write_of(deliberation, EventType.SEAT_FINISHED, data, ordinal=seat, source="host"))
+    await fail_seats(bus, deliberation, error.code, error.message, "host")
 
 
 def first_of(group: BaseExceptionGroup[MoothallError | OSError]) -> MoothallError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from moothall.domain.identity import Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
-from moothall.errors import MergeConflict, MoothallError, Temporary
+from moothall.errors import MergeConflict, Permanent, Temporary
 from moothall.ports import Deliberations
 from moothall.telemetry import get_logger
 
@@ -30,16 +30,29 @@ class Aim:
 
 
 async def ask(desk: Deliberations, request: DeliberationRequest, who: Principal) -> Outcome:
-    """Ask for a deliberation and wait for its end, through what is down for a while. One that cannot be asked for has failed."""
+    """Ask for a deliberation and wait for its end, through what is down for a while. One that cannot start is recorded as failed."""
     while True:
         try:
             await desk.submit(request, who)
             return await desk.wait(request.task_id, who)
         except Temporary as error:
             await asyncio.sleep(error.retry_after or _AGAIN_SECONDS)
-        except MoothallError as error:
+        except Permanent as error:
             log.warning("a council could not be asked", task_id=request.task_id, reason=error.message)
+            await refuse(desk, request, error, who)
             return Outcome(request.task_id, DeliberationStatus.FAILED, role=request.role, error_message=error.message)
+
+
+async def refuse(desk: Deliberations, request: DeliberationRequest, reason: Permanent, who: Principal) -> None:
+    """Record why a task cannot start, through what is down for a while."""
+    while True:
+        try:
+            return await desk.refuse(request, reason, who)
+        except Temporary as error:
+            await asyncio.sleep(error.retry_after or _AGAIN_SECONDS)
+        except Permanent as error:
+            log.warning("a task that cannot start has no record", task_id=request.task_id, reason=error.message)
+            return None
 
 
 async def together(desk: Deliberations, name: str, commits: Sequence[str], aim: Aim, who: Principal) -> Outcome:

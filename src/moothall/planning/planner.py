@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from moothall.config import LimitSettings
@@ -12,14 +14,16 @@ from moothall.domain.event import Event, EventType, event_id
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, key_of
 from moothall.domain.plan import AtomicTask, Derivation, Plan, PlanningEvent, Processed, Story, Strategy
+from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.domain.topic import Channel
-from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Overtaken, Refused
+from moothall.errors import AlreadyExists, InvalidRequest, NoCouncil, NotFound, Overtaken, Permanent, Refused
 from moothall.planning import story as stories
 from moothall.planning.architects import design_task
 from moothall.planning.board import Board
 from moothall.planning.card import Card
 from moothall.planning.derive import derive
 from moothall.planning.outline import Outline, tasks_of
+from moothall.planning.requests import task_request
 from moothall.ports import Log
 from moothall.telemetry import get_logger
 from moothall.telemetry.events import write
@@ -34,18 +38,37 @@ _CHANGES = frozenset({"po"})
 _LATEST_MS = 253_402_300_799_000  # the year 9999
 
 
-class Planner:
-    """Plans of stories."""
+Check = Callable[[DeliberationRequest, Principal], Awaitable[None]]
+"""`Deliberations.check`."""
 
-    def __init__(self, bus: Log, limits: LimitSettings) -> None:
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """The plan of a story that moved to planning, before it is recorded. `known`: it was recorded before."""
+
+    story: Story
+    plan_id: str
+    derivation: Derivation
+    known: bool = False
+
+
+class Planner:
+    """Plans of stories. `check` says whether a council could start on a task; without it, nobody asks."""
+
+    def __init__(self, bus: Log, limits: LimitSettings, check: Check | None = None) -> None:
         self._bus = bus
         self._board = Board(bus)
         self._limits = limits
+        self._check = check
+        self._plans: dict[tuple[str, str], Event] = {}
+        """The plan that holds a task, by tenant and task id."""
+        self._read, self._reading = 0, asyncio.Lock()
 
     async def process(self, told: PlanningEvent, who: Principal) -> Processed:
         """Record what happened to a story. One that moved to planning gets its tasks, which councils then take up.
 
-        The same event again gives the same answer. Raises `InvalidRequest` naming what is wrong.
+        The same event again gives the same answer. Where no council could start on a task, nothing is recorded, and the answer says
+        why. Raises `InvalidRequest` naming what is wrong.
         """
         event = self._event_of(told, who)
         card = await self._board.find(told.case_id, who)
@@ -54,14 +77,19 @@ class Planner:
             return Processed(processed=False, message=f"{said}; this one is in {card.stand.state}")
         if card is not None:
             _check_may_plan(card, who)
-        await self._bus.publish(event)
         if event.type is EventType.STORY_CHANGED:
+            await self._bus.publish(event)
             said = f"recorded what it says of the story, and no move; tasks are derived when a story moves to {PLANNING}"
             return Processed(processed=False, message=said)
+        draft = await self._draft(event)
         try:
-            derivation = await self.derive_for(event)
-        except NotFound as error:
-            return Processed(processed=False, message=f"recorded; {error.message}")
+            await self._check_draft(draft, who)
+        except Permanent as error:
+            return Processed(processed=False, message=f"not recorded: {error.message}")
+        await self._bus.publish(event)
+        if not draft.story.told:
+            return Processed(processed=False, message=f"recorded; {_untold(draft.story)}")
+        derivation = draft.derivation if draft.known else await self._record(draft.story, draft.derivation, draft.plan_id, who)
         ids = tuple(task.task_id for task in derivation.tasks)
         return Processed(processed=True, message=f"{len(ids)} tasks, handed out in the order of their dependencies", task_ids=ids)
 
@@ -87,7 +115,35 @@ class Planner:
             return replace(derivation, tasks=known.tasks)
         if (card := await self._board.find(case_id, who)) is not None:
             _check_may_plan(card, who)
+        await self._check_draft(_Draft(story, plan_id, derivation), who)
         return await self._record(story, derivation, plan_id, who)
+
+    async def check_repository(self, repository: str, title: str, who: Principal) -> None:
+        """Raise what a council would be told of a story's repository, given as an id, a path or a URL."""
+        if self._check is not None and repository:
+            with suppress(NoCouncil):  # made later, it finds the repository
+                await self._check(DeliberationRequest(title, "dev", repository=RepositoryRef.from_name(repository)), who)
+
+    async def _check_draft(self, draft: _Draft, who: Principal) -> None:
+        """Raise the reason why a task of a plan could not start, if it is known before."""
+        if self._check is None or draft.known or not draft.story.told:
+            return
+        for task in {(task.role, task.repository): task for task in draft.derivation.tasks}.values():
+            await self._check(task_request(task, self._limits), who)
+
+    async def is_waiting(self, task_id: str, who: Principal) -> bool:
+        """Whether councils will get a task: it is in a plan that was handed out, or will be when its story is built."""
+        async with self._reading:
+            async for recorded in self._bus.replay((Channel.STORIES.all,), self._read):
+                self._read, event = recorded.seq, recorded.event
+                if event.type is EventType.PLAN_DERIVED:
+                    with suppress(InvalidRequest):
+                        plan = plan_of(event)
+                        self._plans |= {(event.tenant, task.task_id): event for task in plan.tasks if plan.publish}
+        if (plan_event := self._plans.get((who.tenant, task_id))) is None:
+            return False
+        card = await self._board.find(str(plan_event.data.get("story_id")), who)
+        return card is None or (card.plan is not None and card.plan.id == plan_event.id)
 
     def tasks(
         self, story: Story, plan_id: str, roles: Sequence[str], tenant: str, strategy: Strategy | None = None
@@ -153,24 +209,34 @@ class Planner:
         return story, known
 
     async def derive_for(self, event: Event) -> Derivation:
-        """Return the plan of a story that moved to planning; derived and recorded unless it was before."""
+        """Return the plan of a story that moved to planning; derived and recorded unless it was before.
+
+        Raises `NotFound` for a story that nothing is known of, `InvalidRequest`, and what `check` raises.
+        """
+        draft = await self._draft(event)
+        if draft.known:
+            return draft.derivation
+        who = Principal(str(event.data.get("actor") or "local"), event.tenant)
+        await self._check_draft(draft, who)
+        return await self._record(draft.story, draft.derivation, draft.plan_id, who)
+
+    async def _draft(self, event: Event) -> _Draft:
+        """Return the plan that a move to planning leads to, also before the event is recorded. Raises `InvalidRequest`."""
         data, tenant = event.data, event.tenant
         case_id, plan_id = check_id(str(data["story_id"]), "story_id"), _plan_of(event)
         story, known = await self._story(case_id, tenant, plan_id)
+        story = stories.fold(story, event)
         identity = derivation_id(tenant, case_id, plan_id)
         if known is not None:
-            return Derivation(identity, known.tasks)
+            return _Draft(story, plan_id, Derivation(identity, known.tasks), known=True)
         metadata = data.get("metadata")
         metadata = metadata if isinstance(metadata, Mapping) else {}
         tasks = self.tasks(story, plan_id, stories.roles_of(metadata), tenant, stories.strategy_of(metadata))
-        who = Principal(str(data.get("actor") or "local"), tenant)
-        return await self._record(story, Derivation(identity, tasks), plan_id, who)
+        return _Draft(story, plan_id, Derivation(identity, tasks))
 
     async def _record(self, story: Story, derivation: Derivation, plan_id: str, who: Principal) -> Derivation:
         if not story.told:
-            raise NotFound(
-                f"nothing is known of story {story.id!r}: tell its title and brief first, in the metadata of ProcessPlanningEvent"
-            )
+            raise NotFound(_untold(story))
         await self._bus.publish(
             _plan_event(Plan(story.id, plan_id, derivation.tasks, publish=True, actor=who.name, by="roles"), who)
         )
@@ -204,6 +270,10 @@ class Planner:
         ordinal = digest(who.tenant, str(told.timestamp_ms), str(sorted(data.items(), key=lambda item: item[0])))
         kind = EventType.STORY_TRANSITIONED if moves else EventType.STORY_CHANGED
         return write(kind, told.case_id, data, ordinal=ordinal, tenant=who.tenant, time=when.isoformat())
+
+
+def _untold(story: Story) -> str:
+    return f"nothing is known of story {story.id!r}: tell its title and brief first, in the metadata of ProcessPlanningEvent"
 
 
 def _check_role(who: Principal) -> None:

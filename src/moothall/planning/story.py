@@ -77,9 +77,9 @@ def _budget(value: object) -> Budget | None:
 
 
 def _repository(value: object, ref: str) -> RepositoryRef | None:
-    """A story names a repository by its registered id, or by id, url and ref."""
+    """A story names a repository by its registered id, a path or a URL, or by id, url and ref."""
     if isinstance(value, Mapping):
         found = RepositoryRef(_text(value.get("id")), _text(value.get("url")), _text(value.get("ref")) or ref)
     else:
-        found = RepositoryRef(id=_text(value), ref=ref)
+        found = RepositoryRef.from_name(_text(value), ref)
     return found if found.id or found.url else None

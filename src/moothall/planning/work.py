@@ -21,17 +21,18 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import digest, key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.plan import AtomicTask, Plan, Story
-from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
+from moothall.domain.task import Constraints, RepositoryRef
 from moothall.domain.topic import Channel
-from moothall.errors import InvalidRequest, MoothallError, Temporary
+from moothall.errors import InvalidRequest, MoothallError, Skipped, Temporary
 from moothall.planning.architects import design_task, question, read_tasks
 from moothall.planning.board import Board
 from moothall.planning.card import COMPLETED, FAILED, PASSED, Card
 from moothall.planning.derive import check_plan, repair
 from moothall.planning.landing import land
 from moothall.planning.lifecycle import lifecycle
-from moothall.planning.merging import Aim, ask, together, why_not
+from moothall.planning.merging import Aim, ask, refuse, together, why_not
 from moothall.planning.planner import Planner, derivation_of, moves_to_planning, plan_of
+from moothall.planning.requests import task_request
 from moothall.ports import Deliberations, Land, Log
 from moothall.telemetry import get_logger, metrics
 from moothall.telemetry.events import write
@@ -39,7 +40,7 @@ from moothall.telemetry.events import write
 log = get_logger(__name__)
 
 TOPICS = (Channel.STORIES.all,)
-SKIPPED, NO_WINNER = "SKIPPED", "NO_WINNER"
+SKIPPED, NO_WINNER = Skipped.code, "NO_WINNER"
 _AGAIN_SECONDS = 1.0
 _PLANNER = "planner"
 
@@ -239,14 +240,19 @@ class Work:
         """Return how a task ended, or SKIPPED where one that it depends on has no winner."""
         done = [await earlier for earlier in before]
         if not all(end.won for end in done):
+            missing = next(name for name, end in zip(task.dependencies, done, strict=True) if not end.won)
+            reason = Skipped(f"not started: {missing}, whose work it builds on, has no winner")
+            await refuse(self._desk, task_request(task, self._limits), reason, who)
             return _End(SKIPPED)
         held = tuple(dict.fromkeys(sha for end in done for sha in end.commits))
         if task.repository is not None and len(held) > 1:
             merged = await together(self._desk, f"{task.task_id}-base", held, _aim(task), who)
             if not merged.commit_sha:
+                reason = Skipped(f"not started: the work that it builds on does not go together: {why_not(merged)[:2000]}")
+                await refuse(self._desk, task_request(task, self._limits), reason, who)
                 return _End(SKIPPED, merged)
             held = (merged.commit_sha,)
-        outcome = await ask(self._desk, _request(task, held, [end.outcome for end in done if end.outcome], self._limits), who)
+        outcome = await ask(self._desk, task_request(task, self._limits, held, [end.outcome for end in done if end.outcome]), who)
         said = outcome.status.value
         if outcome.status is DeliberationStatus.COMPLETED and not outcome.winner_id:
             said = NO_WINNER
@@ -344,26 +350,3 @@ def _repair(card: Card, plan_id: str, limits: LimitSettings) -> AtomicTask:
 
 def _aim(task: AtomicTask) -> Aim:
     return Aim(task.repository or RepositoryRef(), task.case_id, task.plan_id, task.description, task.constraints)
-
-
-def _request(task: AtomicTask, held: Sequence[str], done: Sequence[Outcome], limits: LimitSettings) -> DeliberationRequest:
-    """Return what is asked of a task's council: on the commit that holds the work before it, told what texts decided."""
-    repository = task.repository
-    if repository is not None and held:
-        repository = RepositoryRef(id=repository.id, url=repository.url, ref=held[0])
-    texts = [task.context] if task.context else []
-    texts += [f"{outcome.role}: {outcome.results[0].content}" for outcome in done if outcome.results and not outcome.commit_sha]
-    # Three characters a token, as prompts count: what is longer would be refused.
-    room = limits.context_tokens * 3 // max(1, len(texts))
-    return DeliberationRequest(
-        description=task.description,
-        role=task.role,
-        task_id=task.task_id,
-        constraints=task.constraints,
-        repository=repository,
-        story_id=task.case_id,
-        plan_id=task.plan_id,
-        origin="plan",
-        about_text=repository is None,
-        context="\n\n".join(text[: room - 10] for text in texts),
-    )

@@ -17,7 +17,7 @@ from moothall.domain.ids import check_id, new_task_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.proposal import Proposal
 from moothall.domain.task import DeliberationRequest
-from moothall.errors import AlreadyExists, InvalidRequest, MoothallError
+from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NotFound
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as pb_grpc
 from moothall.planning import saying
@@ -69,8 +69,15 @@ class OrchestratorService(StoryCalls, CouncilCalls, TallyCalls, pb_grpc.Orchestr
     async def GetDeliberationResult(
         self, request: pb.GetDeliberationResultRequest, context: Any
     ) -> pb.GetDeliberationResultResponse:
-        """Say how it stands."""
-        return convert.result_response(await self._desk.result(check_id(request.task_id, "task_id"), caller()))
+        """Return the result so far. A task of a plan that waits for the tasks before it is PENDING."""
+        task_id, who = check_id(request.task_id, "task_id"), caller()
+        try:
+            outcome = await self._desk.result(task_id, who)
+        except NotFound:
+            if not await self._doors.plans.is_waiting(task_id, who):
+                raise
+            outcome = Outcome(task_id, DeliberationStatus.PENDING, tenant=who.tenant)
+        return convert.result_response(outcome)
 
     async def StreamDeliberation(self, request: pb.DeliberateRequest, context: Any) -> AsyncIterator[pb.DeliberationUpdate]:
         """Submit and follow; a caller that goes away only detaches."""

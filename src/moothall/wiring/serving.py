@@ -137,7 +137,7 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
 
     async with AsyncExitStack() as stack:
         metrics = await enter_beside(stack, figures(settings.metrics, bus, lambda: behind.collector.under_way, see))
-        planner = Planner(bus, settings.limits)
+        planner = Planner(bus, settings.limits, desk.check)
         architects = (
             settings.limits.architects if settings.llm.base_url is not None else 0
         )  # the small model divides nothing well

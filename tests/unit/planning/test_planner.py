@@ -13,8 +13,9 @@ from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import PlanningEvent, Strategy
+from moothall.domain.task import RepositoryRef
 from moothall.domain.topic import Channel
-from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Refused
+from moothall.errors import AlreadyExists, InvalidRequest, NoCouncil, NotFound, Permanent, Refused, RepositoryError
 from moothall.planning.board import Board
 from moothall.planning.coach import StoryDraft
 from moothall.planning.planner import Planner
@@ -319,3 +320,69 @@ async def test_another_tenant_knows_nothing_of_a_story(planner: Planner) -> None
     mine = await planner.process(MOVED, LOCAL)
     hers = await planner.process(MOVED, OTHER)
     assert set(mine.task_ids).isdisjoint(hers.task_ids)
+
+
+@pytest.mark.parametrize(
+    ("unable", "reason"),
+    [
+        ("repo", NotFound("no repository 'repo'")),
+        ("repo", RepositoryError("the repository '/srv/app' does not exist")),
+        ("qa", NoCouncil("the qa council was deleted; make one with CreateCouncil")),
+    ],
+)
+async def test_an_event_whose_work_cannot_start_is_not_processed(
+    bus: MemoryBus, desk: MemoryDesk, unable: str, reason: Permanent
+) -> None:
+    planner = Planner(bus, LimitSettings(), desk.check)
+    desk.unable[unable] = reason
+    answer = await planner.process(MOVED, LOCAL)
+    assert (answer.processed, answer.task_ids) == (False, ())
+    assert answer.message == f"not recorded: {reason.message}"
+    assert await events(bus, EventType.STORY_TRANSITIONED) == []
+    with pytest.raises(NotFound, match="nothing is known of story"):
+        await planner.derive("story-1", "plan-1", ["dev", "qa"], Strategy(), LOCAL, publish=True)
+    await planner.process(replace(MOVED, to_state="draft"), LOCAL)
+    with pytest.raises(type(reason)):
+        await planner.derive("story-1", "plan-1", ["dev", "qa"], Strategy(), LOCAL, publish=True)
+    assert await events(bus, EventType.PLAN_DERIVED) == []
+    del desk.unable[unable]
+    assert (await planner.process(MOVED, LOCAL)).processed
+
+
+@pytest.mark.parametrize(
+    ("named", "wanted"),
+    [
+        ("repo", RepositoryRef(id="repo", ref="main")),
+        ("/srv/app", RepositoryRef(url="/srv/app", ref="main")),
+        ("./app", RepositoryRef(url="./app", ref="main")),
+        ("file:///srv/app", RepositoryRef(url="file:///srv/app", ref="main")),
+        ("https://forge.example/app.git", RepositoryRef(url="https://forge.example/app.git", ref="main")),
+        ("git@forge.example:app.git", RepositoryRef(url="git@forge.example:app.git", ref="main")),
+    ],
+)
+async def test_a_storys_repository_is_an_id_a_path_or_a_url(
+    bus: MemoryBus, desk: MemoryDesk, planner: Planner, named: str, wanted: RepositoryRef
+) -> None:
+    metadata = {**MOVED.metadata, "repository": named, "ref": "main", "roles": "dev"}
+    async with running(bus, desk, planner):
+        (task,) = (await planner.process(replace(MOVED, metadata=metadata), LOCAL)).task_ids
+        await until(lambda: desk.known() == [task])
+    assert desk.request(task).repository == wanted
+
+
+async def test_a_derived_task_that_cannot_start_is_recorded_with_its_reason(
+    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+) -> None:
+    async with running(bus, desk, planner):
+        design, code, tests = (await planner.process(MOVED, LOCAL)).task_ids
+        await until(lambda: desk.known() == [design])
+        assert await planner.is_waiting(code, LOCAL)
+        assert not await planner.is_waiting(code, OTHER)
+        assert not await planner.is_waiting("task-other", LOCAL)
+        desk.failure = NoCouncil("the dev council was deleted")
+        await desk.decide(won(design, "architect"))
+        await until(lambda: len(desk.refused) == 2)
+    assert desk.refused == {
+        code: "the dev council was deleted",
+        tests: f"not started: {code}, whose work it builds on, has no winner",
+    }

@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.overview import Condition
-from moothall.errors import GraphUnavailable, ModelUnavailable
+from moothall.errors import GraphUnavailable, ModelUnavailable, NotFound
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.services.checkup import Checkup, Probe
@@ -296,3 +296,21 @@ async def test_a_tasks_context_is_told(client: Client, graph: MemoryGraph) -> No
 
 async def _awaited(call: Any) -> Any:
     return await call
+
+
+async def test_a_derived_task_is_pending_until_the_tasks_before_it_have_ended(client: Client, eve: Client) -> None:
+    answer = await client.ProcessPlanningEvent(MOVED)
+    for task_id in answer.derived_task_ids:
+        waiting = await client.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=task_id))
+        assert waiting.status == pb.DELIBERATION_STATUS_PENDING
+        code, _, _ = await refused(eve.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=task_id)))
+        assert code is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_planning_event_about_a_repository_that_is_not_there_is_not_processed(desk: MemoryDesk, client: Client) -> None:
+    desk.unable["ghost"] = NotFound("no repository 'ghost'")
+    moved = pb.ProcessPlanningEventRequest(event_type="story.transitioned", case_id="story-1", to_state="PLANNING")
+    moved.metadata.update({"title": "Greet", "brief": "Say hello", "roles": "dev", "repository": "ghost"})
+    answer = await client.ProcessPlanningEvent(moved)
+    assert (answer.processed, list(answer.derived_task_ids)) == (False, [])
+    assert answer.message == "not recorded: no repository 'ghost'"

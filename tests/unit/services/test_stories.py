@@ -14,6 +14,7 @@ from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import DeliberationRequest
+from moothall.errors import NotFound
 from moothall.pb.planning.v1 import planning_pb2 as pb
 from moothall.pb.planning.v1 import planning_pb2_grpc as pb_grpc
 from moothall.planning.board import Board
@@ -59,6 +60,13 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await call
     return error.value.code(), error.value.details() or ""
+
+
+async def test_a_story_on_a_repository_that_is_not_there_is_refused(calls: Calls, desk: MemoryDesk) -> None:
+    desk.unable["ghost"] = NotFound("no repository 'ghost'")
+    code, said = await refused(calls.CreateStory(pb.CreateStoryRequest(**STORY, repository="ghost")))
+    assert (code, said) == (grpc.StatusCode.NOT_FOUND, "no repository 'ghost'")
+    assert not (await calls.ListStories(pb.ListStoriesRequest())).stories
 
 
 async def test_a_story_is_made_listed_moved_and_told(calls: Calls, bus: MemoryBus) -> None:

@@ -15,6 +15,7 @@ from cachetools import LRUCache
 
 from moothall import telemetry
 from moothall.council.front.forking import fork_of
+from moothall.council.front.refusals import fail_seats, refused_deliberation
 from moothall.council.front.request import Defaults, digest_of, plan
 from moothall.council.front.roster import Roster
 from moothall.council.front.thread import conversation, find_decision, find_request, go_on_from, thread_text
@@ -30,7 +31,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.pauses import Pauses
 from moothall.domain.task import Deliberation, DeliberationRequest, Fork, RepositoryRef, check_deliberation
 from moothall.domain.topic import Channel, deliberation_topics
-from moothall.errors import AlreadyExists, GraphUnavailable, InvalidRequest, MoothallError, NotFound
+from moothall.errors import AlreadyExists, GraphUnavailable, InvalidRequest, MoothallError, NotFound, Permanent
 from moothall.ports import Bus, Repositories
 from moothall.telemetry.events import write, write_of
 
@@ -42,6 +43,8 @@ _NAMED = ("task_id", "call_id", "agent_id", "follows")
 _TALK_SHARE = 4
 """A conversation so far has this part of the model's window."""
 _ID_CHARS = 63
+_REFUSED = "refused"
+"""The field of a recorded request that says why it cannot start: it is never enqueued."""
 _FIRST = "first"
 """Which words to a deliberation are those that came with its request."""
 
@@ -94,27 +97,48 @@ class Desk:
         before = await conversation(self._bus, request.follows, who) if request.follows else ()
         if before:
             request = go_on_from(request, before[0])
-        role = read_role(request.role)
         try:
-            council = self._councils.find(role, who.tenant) if self._councils else None
-            deliberation = plan(request, who, self._defaults, self._clock(), council)
+            deliberation = self._plan(request, who)
         except MoothallError:
             # What was right when it was asked for first stays so, whatever became of councils and limits since.
             if key and (known := await find_request(self._bus, key)):
                 return await self._again(known, request_digest)
             raise
-        if deliberation.repository is not None:
-            base = await self._repositories.resolve(deliberation.repository, tenant=who.tenant)
-            deliberation = replace(
-                deliberation,
-                repository=RepositoryRef(id=base.repository, url=deliberation.repository.url, ref=deliberation.repository.ref),
-                base_sha=base.sha,
-            )
+        deliberation = await self._pin(deliberation)
         told = await self._context_of(request, deliberation, who)
         if before:
             room = self._defaults.models.get(deliberation.model).context_tokens // _TALK_SHARE
             told = "\n\n".join(filter(None, (thread_text(before, room), told)))
         return await self._record(replace(deliberation, context=told), request_digest)
+
+    async def check(self, request: DeliberationRequest, who: Principal) -> None:
+        """Raise what `submit` would raise if this were a new task; record nothing."""
+        await self._pin(self._plan(request, who))
+
+    async def refuse(self, request: DeliberationRequest, reason: Permanent, who: Principal) -> None:
+        """Record a task that cannot start: its result is FAILED with this reason. Do nothing if the task id is taken."""
+        deliberation = refused_deliberation(request, who, self._clock())
+        refusal = {"code": reason.code, "message": reason.message}
+        data = dump(deliberation) | {"request_digest": digest_of(request, who), "num_agents": 1, _REFUSED: refusal}
+        event = write_of(deliberation, EventType.DELIBERATION_REQUESTED, data, time=self._clock().isoformat())
+        try:
+            await self._bus.create(event)
+        except AlreadyExists:
+            return
+        await fail_seats(self._bus, deliberation, reason.code, reason.message, "serve")
+
+    def _plan(self, request: DeliberationRequest, who: Principal) -> Deliberation:
+        """Return the deliberation that a request asks for. Raises `NoCouncil`, `InvalidRequest`."""
+        council = self._councils.find(read_role(request.role), who.tenant) if self._councils else None
+        return plan(request, who, self._defaults, self._clock(), council)
+
+    async def _pin(self, d: Deliberation) -> Deliberation:
+        """Return the deliberation with the commit that its repository's ref means now. Raises what `Repositories.resolve` raises."""
+        if d.repository is None:
+            return d
+        base = await self._repositories.resolve(d.repository, tenant=d.tenant)
+        pinned = RepositoryRef(id=base.repository, url=d.repository.url, ref=d.repository.ref)
+        return replace(d, repository=pinned, base_sha=base.sha)
 
     async def _fork(self, request: DeliberationRequest, fork: Fork, who: Principal, request_digest: str) -> Deliberation:
         """Record another run of a task, under an id of its own that tells which one it is a fork of."""
@@ -179,7 +203,12 @@ class Desk:
             raise AlreadyExists(f"task_id {own_id(known.event.subject, known.event.tenant)!r} is taken by another deliberation")
         # The work item may have been lost with a crash between the two publishes; a repeat of it is deduplicated.
         deliberation = check_deliberation(load(Deliberation, known.event.data))
-        await self._enqueue(deliberation, known.event)
+        refusal = known.event.data.get(_REFUSED)
+        if isinstance(refusal, Mapping):
+            code, message = str(refusal.get("code")), str(refusal.get("message"))
+            await fail_seats(self._bus, deliberation, code, message, "serve")
+        else:
+            await self._enqueue(deliberation, known.event)
         return deliberation
 
     async def _enqueue(self, d: Deliberation, event: Event, *, fresh: bool = False) -> None:

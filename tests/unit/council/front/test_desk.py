@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from moothall.collector import Collector
 from moothall.config import LimitSettings
 from moothall.council.front.desk import Desk
 from moothall.council.front.request import Defaults, plan
@@ -18,7 +20,7 @@ from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef, check_deliberation
 from moothall.domain.topic import Channel
-from moothall.errors import AlreadyExists, GraphUnavailable, InvalidRequest, NotFound
+from moothall.errors import AlreadyExists, GraphUnavailable, InvalidRequest, NoCouncil, NotFound, RepositoryError
 from moothall.testing.bus import MemoryBus
 from support.graph import MemoryGraph
 from support.story import Remembering
@@ -235,3 +237,28 @@ async def test_a_graph_that_does_not_answer_stops_nobody(bus: MemoryBus) -> None
 
     desk = Desk(bus, Remembering(), Defaults(LimitSettings()), clock=lambda: NOW, tell=Briefings(away, LimitSettings()).tell)
     assert (await desk.submit(replace(OF_STORY, context="a design"), LOCAL)).context == "a design"
+
+
+async def test_a_task_that_cannot_start_has_a_failed_result_with_its_reason(bus: MemoryBus) -> None:
+    desk = Desk(bus, Remembering(), Defaults(LimitSettings()))
+    asked = replace(TASK, task_id="task-9", repository=RepositoryRef(id="gone"))
+    reason = NoCouncil("the dev council was deleted; make one with CreateCouncil")
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        collecting = group.create_task(Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.01).run())
+        await desk.refuse(asked, reason, OTHER)
+        outcome = await desk.wait("task-9", OTHER)
+        assert (outcome.status, outcome.winner_id) == (DeliberationStatus.FAILED, "")
+        assert outcome.error_message == f"No seat proposed anything: 1 x NO_COUNCIL. {reason.message}"
+        again = await desk.submit(asked, OTHER)
+        assert again.task_id == "task-9"
+        await desk.refuse(asked, RepositoryError("another reason"), OTHER)
+        assert (await desk.wait("task-9", OTHER)).error_message == outcome.error_message
+        collecting.cancel()
+    assert (await bus.state("WORK")).messages == 0
+
+
+async def test_a_request_can_be_checked_without_recording_it(bus: MemoryBus, desk: Desk) -> None:
+    await desk.check(replace(TASK, repository=RepositoryRef(id="sample")), LOCAL)
+    with pytest.raises(InvalidRequest, match="the task is empty"):
+        await desk.check(replace(TASK, description=" "), LOCAL)
+    assert (await bus.state("EVENTS")).messages == 0

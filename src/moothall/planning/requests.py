@@ -1,0 +1,37 @@
+"""What is asked of the council of a plan's task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moothall.config import LimitSettings
+from moothall.domain.outcome import Outcome
+from moothall.domain.plan import AtomicTask
+from moothall.domain.task import DeliberationRequest, RepositoryRef
+
+
+def task_request(
+    task: AtomicTask, limits: LimitSettings, held: Sequence[str] = (), done: Sequence[Outcome] = ()
+) -> DeliberationRequest:
+    """Return the request for a task. `held` are the commits with the work of earlier tasks, `done` their outcomes: the council
+    starts from the first commit and is told what texts decided.
+    """
+    repository = task.repository
+    if repository is not None and held:
+        repository = RepositoryRef(id=repository.id, url=repository.url, ref=held[0])
+    texts = [task.context] if task.context else []
+    texts += [f"{outcome.role}: {outcome.results[0].content}" for outcome in done if outcome.results and not outcome.commit_sha]
+    # Three characters a token, as prompts count: a longer context is refused.
+    room = limits.context_tokens * 3 // max(1, len(texts))
+    return DeliberationRequest(
+        description=task.description,
+        role=task.role,
+        task_id=task.task_id,
+        constraints=task.constraints,
+        repository=repository,
+        story_id=task.case_id,
+        plan_id=task.plan_id,
+        origin="plan",
+        about_text=repository is None,
+        context="\n\n".join(text[: room - 10] for text in texts),
+    )
