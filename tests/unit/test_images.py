@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
 from moothall.inside import coder, syntax
+from moothall.inside.confinement import BOOT
 from moothall.sandbox.bubblewrap import ENVIRONMENT, UID, WORKSPACE
 from moothall.workspace.bundle import INSIDE
 
@@ -45,3 +47,13 @@ def test_its_packages_are_those_that_the_host_shows_a_sandbox_of_its_own() -> No
     assert wanted <= set(locked)
     assert {name: run[name] for name in locked} == locked
     assert tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"] == ">=3.11"
+
+
+def test_moothall_executor_is_a_command_of_the_image_of_workspaces(tmp_path: Path) -> None:
+    made = TEXT.partition("&& printf")[2].partition("> /usr/local/bin/moothall")[0].replace("\\\n", "")
+    script = tmp_path / "moothall"
+    script.write_bytes(subprocess.run(["sh", "-c", f"printf {made}"], check=True, capture_output=True).stdout)
+    told = subprocess.run(["sh", str(script), "serve"], check=False, capture_output=True, text=True)
+    assert (told.returncode, "moothall executor SOCKET OPTIONS" in told.stderr) == (2, True)
+    boot = BOOT.format(module="moothall.inside.hands").replace("'", r"\"")
+    assert f'exec python3 -I -S -c "{boot}" "$@"' in script.read_text(encoding="utf-8")

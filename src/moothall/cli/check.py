@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -24,9 +24,11 @@ from moothall.config import Settings
 
 if TYPE_CHECKING:  # imported by the command that runs
     from moothall.ranking.base import CheckRow, Diagnosis
+    from moothall.ranking.failures import Failures
     from moothall.wiring.repository import RepositoryCheck
 
 _SHOWN = 20
+_INDENT, _REASON = 2, 400
 _LINES = 8
 _INSTEAD = (
     'Write what sets it up into .moothall.toml: setup = ["…"]; moothall check --profile FILE tries such a file uncommitted.'
@@ -161,33 +163,37 @@ _STYLES = ("green", "red", "dim", "yellow", "yellow")
 
 
 def _details(console: Console, checked: RepositoryCheck, row: CheckRow) -> None:
-    told = checked.prepared.runs[row.check].details if checked.prepared and row.check in checked.prepared.runs else {}
-    for word, style, items in (
-        ("red", "red", [(case, _reason(told.get(case, ""))) for case in row.red]),
-        ("flaky", "yellow", [(case, "differed between two runs: never evidence") for case in row.flaky]),
-        ("slow", "yellow", [(case, f"{ms / 1000:.1f} s") for case, ms in row.slow]),
+    from moothall.ranking.failures import Failures
+
+    run = checked.prepared.runs.get(row.check) if checked.prepared else None
+    told, failures = run.details if run else {}, Failures(checked.prepared.files if checked.prepared else ())
+    if run and not row.told and row.red and row.required:  # the command is the case
+        told = {row.check: row.output}
+    for word, style, count, items in (
+        ("red", "red", len(row.red), [(case, _reason(failures, told, case)) for case in row.red[:_SHOWN]]),
+        ("flaky", "yellow", len(row.flaky), [(case, "differed between two runs: never evidence") for case in row.flaky]),
+        ("slow", "yellow", len(row.slow), [(case, f"{ms / 1000:.1f} s") for case, ms in row.slow]),
     ):
         for case, why in items[:_SHOWN]:
-            line = Text.assemble((f"{word:<6}", style), plain(case, 200), (f"  {why}" if why else "", "dim"))
-            console.print(Padding(line, (0, 0, 0, 2), expand=False), no_wrap=True, overflow="ellipsis")
-        if len(items) > _SHOWN:
-            console.print(Text(f"  … and {len(items) - _SHOWN} more {word}; --json lists all", style="dim"))
-    for printed in row.output.splitlines()[-_LINES:] if row.required and not row.fault else ():
+            line = Text.assemble((f"{word:<6}", style), plain(case, 200))
+            whole = Text.assemble(line, (f"  {why}" if why else "", "dim"))
+            fits = _INDENT + whole.cell_len <= console.width
+            console.print(Padding(whole if fits else line, (0, 0, 0, _INDENT), expand=False), no_wrap=True, overflow="ellipsis")
+            if why and not fits:
+                console.print(Padding(Text(why, style="dim"), (0, 0, 0, 8), expand=False))
+        if (more := count - len(items[:_SHOWN])) > 0:
+            console.print(Text(f"  … and {more} more {word}; --json lists all", style="dim"))
+    output = [line for line in row.output.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    for printed in output[-_LINES:] if row.required and not row.fault else ():
         console.print(
             Padding(Text(plain(printed, 200), style="dim"), (0, 0, 0, 8), expand=False), no_wrap=True, overflow="ellipsis"
         )
 
 
-def _reason(detail: str) -> str:
-    """Return the line of a traceback that says what was wrong."""
-    lines = [line.strip() for line in detail.splitlines() if line.strip()]
-    errors = [line.removeprefix("E ").strip() for line in lines if line.startswith("E ")]
-    if errors and errors[0].endswith("Traceback (most recent call last):"):
-        errors.reverse()  # of another process, told as it was printed: its last line is the error
-    panicked = [after for line, after in pairwise(lines) if "panicked at" in line]
-    values = ", ".join(line for line in lines if line.startswith(("expected: ", "actual: ")))  # TAP's
-    last = [line for line in lines if not line.startswith("note: run with")][-1:]
-    return plain((errors or panicked or [values] * bool(values) or last or [""])[0], 200)
+def _reason(failures: Failures, details: Mapping[str, str], case: str) -> str:
+    """Return the assertion of a red case, and its file and line."""
+    said = plain(str(failures.read(case, details.get(case, ""))), _REASON)
+    return said or ("its subtests failed" if any(other.startswith(f"{case}/") for other in details) else "")
 
 
 def document(checked: RepositoryCheck, found: Diagnosis | None, why: str, written: Path | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TextIO
 
@@ -72,6 +73,12 @@ async def new(
     say(f"in {card.stand.state}, {card.stand.points} points of the coach")
     for finding in score(draft).findings:
         say(f"- {finding.message}")
+
+
+add = copy(new)
+"""The name of `new` in the wire."""
+add.name, add.epilog = "add", example("moothall story add 'Export as CSV' --repo .")
+story.add_command(add)
 
 
 @story.command("list", epilog=example("moothall story list"))

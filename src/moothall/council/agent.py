@@ -22,10 +22,10 @@ from moothall.council.course import (
     Attempt,
     Course,
     Draft,
-    MalformedReplies,
     NoChanges,
     OutOfTurns,
     TurnReply,
+    malformed_replies,
 )
 from moothall.council.examples import find_broken
 from moothall.council.facts import Facts
@@ -74,6 +74,8 @@ class AgentLoop:
         self.operations: list[Operation] = []
         self.results: list[ToolResult] = []
         self.used = ToolUsage()
+        self.unusable = ""
+        """The last reply that was no turn, without secrets."""
         self._limits = limits
         self._coding = coding
         self._facts = facts
@@ -184,12 +186,14 @@ class AgentLoop:
     async def _unusable(self, course: Course, at: TurnReply, wrong: str) -> None:
         """Say what was wrong with a reply that is no turn."""
         course.malformed += 1
+        self.unusable = self.talk.model.clean(at.text)
         course.steps.append(TurnStep(digest(at.text), course.tree, malformed=True))
         course.circle = await self._record(course, at)
         self.talk.add(at.text, wrong, "malformed")
         if course.malformed > self._limits.malformed_replies:
             if course.best is None:
-                raise MalformedReplies(f"{course.malformed} replies were no turn; the last: {wrong[:300]}")
+                problem = f"{course.malformed} replies were no turn; the last: {wrong[:300].rstrip('.')}"
+                raise malformed_replies(problem, self.unusable, self._facts.d.task_id if self._facts else "")
             course.over = True
 
     async def _finish(self, course: Course, at: TurnReply, summary: str, thought: str) -> None:

@@ -9,6 +9,7 @@ from moothall.council.checking import Standing, Workplace
 from moothall.council.prompting.text import fence
 from moothall.council.turns import Did, TurnStep
 from moothall.domain.repository import Patch
+from moothall.domain.text import one_line
 from moothall.errors import PatchRefused, Permanent
 
 NOTHING_CHANGED = "the seat says that it is done and has changed nothing"
@@ -93,10 +94,20 @@ class NoChanges(Permanent):
     code = "NO_CHANGES"
 
 
+_REPLY_CHARS = 120
+
+
 class MalformedReplies(Permanent):
     """The model kept replying with what is no turn."""
 
     code = "MALFORMED_REPLIES"
+
+
+def malformed_replies(problem: str, reply: str, task_id: str) -> MalformedReplies:
+    """Return the error with the beginning of such a reply, without secrets, and the command that shows all; no command without a task."""
+    shown = f'; it replied "{one_line(reply, _REPLY_CHARS)}"' if reply.strip() else "; it replied nothing"
+    command = f". All replies: moothall log tail --task {task_id} --json" if task_id else ""
+    return MalformedReplies(f"{problem}{shown}{command}")
 
 
 class OutOfTurns(Permanent):

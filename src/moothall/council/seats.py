@@ -15,7 +15,16 @@ from moothall.council.assembly import Assembly, Sitting, grant_of
 from moothall.council.checking import Workplace
 from moothall.council.coding import Coding, TurnContext
 from moothall.council.conversation import Conversation, Voice
-from moothall.council.course import NOTHING_CHANGED, Attempt, Draft, InCircles, MalformedReplies, NoChanges, OutOfTurns
+from moothall.council.course import (
+    NOTHING_CHANGED,
+    Attempt,
+    Draft,
+    InCircles,
+    MalformedReplies,
+    NoChanges,
+    OutOfTurns,
+    malformed_replies,
+)
 from moothall.council.judging.recheck import Judged, facts_text
 from moothall.council.judging.reviews import review_text
 from moothall.council.judging.runs import workspace_name
@@ -251,14 +260,14 @@ async def _work(council: Assembly, sitting: Sitting, prepared: Prepared, round_:
         if not attempt.stuck or first > council.d.max_turns:
             break
     if best is None:
+        if sitting.circles == UNUSABLE and refused is None:
+            raise malformed_replies(f"in each attempt it gave {UNUSABLE} again", agent.unusable, council.d.task_id)
         raise refused or _error_of_nothing(sitting.circles, first - 1, council.d.max_turns)
     return best
 
 
 def _error_of_nothing(circles: str, turns: int, most: int) -> Permanent:
     """Return the error of a seat that went in circles and changed nothing."""
-    if circles == UNUSABLE:
-        return MalformedReplies(f"in each attempt it gave {circles} again")
     if circles == TOO_EARLY:
         return NoChanges(NOTHING_CHANGED)
     if turns >= most:

@@ -77,7 +77,7 @@ class Cases:
 
     def say(self, case: str, said: str) -> None:
         """Keep what a red case printed, after what it said before."""
-        case, said = _short(case), said[-min(_SAID, self._room) :] if self._room else ""
+        case, said = _short(case), _clip(said, min(_SAID, self._room))
         if said:
             self._room -= len(said)
             self.said[case] = f"{self.said[case]}\n{said}" if case in self.said else said
@@ -94,6 +94,11 @@ class Cases:
         for case in list(self.begun):
             if not any(other.startswith(f"{case}::") and self.results[other] in RED for other in self.results):
                 self.tell(case, FAILED, said=why)
+
+
+def _clip(text: str, room: int) -> str:
+    """Return at most `room` characters of a text: the error is at its beginning or at its end, as the language has it."""
+    return text if len(text) <= room else (text[: room // 3] + text[len(text) - room + room // 3 :])
 
 
 def _short(case: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,13 +16,13 @@ from moothall.errors import ConfigurationError
 @dataclass(frozen=True, slots=True)
 class Address:
     """How to reach the process that serves this data directory. Holds the bus's credentials: mode 0600. `page`: where a browser of this
-    machine finds the page, empty where it does not.
+    machine finds the page, empty where it does not. `settings`: a digest of each setting that changes the work.
     """
 
     pid: int
     bus_url: str
     grpc_port: int
-    fingerprint: str
+    settings: Mapping[str, str]
     page: str = ""
 
 

@@ -22,7 +22,6 @@ from moothall.config import LlmSettings, RaySettings, Settings, secret_values
 from moothall.council.front.desk import Desk
 from moothall.council.front.roster import Roster
 from moothall.domain.identity import LOCAL
-from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.fleet.in_process import Alive
@@ -43,6 +42,7 @@ from moothall.wiring.bus import (
     roles_of,
 )
 from moothall.wiring.early import check_first, check_parts, defaults
+from moothall.wiring.fingerprints import describe_difference, fingerprints
 from moothall.wiring.trusted import open_lending, trusted_repositories
 
 _LOOK_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS, _LINK_SECONDS = 0.1, 0.5, 1.0, 10.0
@@ -112,10 +112,8 @@ async def _watch_owner(data_dir: Path) -> None:
 
 
 async def _attach(settings: Settings, address: directory.Address, stack: AsyncExitStack) -> House:
-    if address.fingerprint != _fingerprint(settings):
-        raise ConfigurationError(
-            f"process {address.pid} serves {settings.data_dir} with other settings; stop it, or set MOOTHALL_DATA_DIR to another one"
-        )
+    if differs := describe_difference(settings, address):
+        raise ConfigurationError(differs)
     bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))
     roster = Roster(bus, settings.limits, settings.choice)
     await roster.refresh()
@@ -190,7 +188,7 @@ async def _build(
     settle()
     if own:
         directory.announce(
-            settings.data_dir, directory.Address(os.getpid(), url, house.grpc_port, _fingerprint(settings), page_at(house.link))
+            settings.data_dir, directory.Address(os.getpid(), url, house.grpc_port, fingerprints(settings), page_at(house.link))
         )
         stack.callback(directory.withdraw, settings.data_dir)
     stack.callback(lambda: ending.enter_context(say_if_slow(tell, "what was started to end")))
@@ -229,13 +227,6 @@ async def _leave(settings: Settings, collector: Collector | Onlooker, tell: Tell
             with suppress(OSError, SystemExit):  # whoever read this is gone
                 tell(f"{told} other deliberation(s) are under way here; waiting for them")
         await asyncio.sleep(_LOOK_SECONDS)
-
-
-def _fingerprint(settings: Settings) -> str:
-    """Equal for settings that do the same work."""
-    parts = {"llm", "models", "bus", "ray", "workspace", "sandbox", "runner", "limits"}
-    idle = {"wait_seconds", "seats_in_turn"}
-    return digest(settings.model_dump_json(include=parts, exclude={"ray": {"mode"}, "llm": idle, "models": {"__all__": idle}}))
 
 
 @asynccontextmanager

@@ -105,7 +105,7 @@ def test_of_a_panic_its_message_is_shown_and_not_how_to_get_a_backtrace() -> Non
 def test_of_a_red_case_of_tap_its_values_are_shown() -> None:
     told = "operator: equal\nexpected: 2\nactual:   1\nat: f (a.js:1:1)\nstack: |-\n  Error: same\n    at f (a.js:1:1)"
     said = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: told})})))
-    assert f"red   {RED}  expected: 2, actual:   1" in said
+    assert f"red   {RED}  expected: 2, actual: 1" in said
 
 
 def test_of_another_process_s_traceback_its_last_line_is_shown() -> None:
@@ -147,3 +147,21 @@ def test_the_document_says_the_same() -> None:
     assert (told["version"], told["judgeable"], told["commit"]) == (1, True, "a" * 40)
     assert told["checks"][0]["red"] == [RED]
     assert told["checks"][0]["flaky"] == ["tests/test_a.py::f"]
+
+
+def test_on_a_narrow_terminal_the_reason_has_lines_of_its_own() -> None:
+    said = "AssertionError: the sum of two and three is 5, and not what it was here\n    at f (/workspace/tests/test_a.py:3:1)"
+    run = replace(RUN, details={RED: said})
+    lines = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run})), 60).splitlines()
+    at = next(number for number, line in enumerate(lines) if RED in line)
+    assert lines[at].strip() == f"red   {RED}"
+    below = " ".join(line.strip() for line in lines[at + 1 : at + 3])
+    assert below == "AssertionError: the sum of two and three is 5, and not what it was here (tests/test_a.py:3)"
+
+
+def test_of_a_command_without_cases_the_error_is_read_from_its_output() -> None:
+    output = "> mocha\n\n Exception during run: Error: Cannot find module './x'\n    at Object.<anonymous> (/workspace/tests/test_a.py:1:9)"
+    run = CheckRun("tests", Verdict.FAILED, output=output, exit_code=1)
+    said = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run}, flaky=())))
+    assert "red   tests  Error: Cannot find module './x' (tests/test_a.py:1)" in said
+    assert "at Object" not in said

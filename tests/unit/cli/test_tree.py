@@ -118,3 +118,7 @@ def test_a_number_above_its_setting_is_refused_before_anything_starts(arguments:
     assert called.exit_code == 2
     assert words in " ".join(called.output.split())
     assert not (tmp_path / "data").exists()
+
+
+def test_story_add_is_story_new() -> None:
+    assert COMMANDS["story add"].callback is COMMANDS["story new"].callback

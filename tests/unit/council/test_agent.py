@@ -142,6 +142,18 @@ async def test_malformed_replies_are_bounded(council: Any) -> None:
     assert of(events, EventType.SEAT_PROPOSED) == []
 
 
+@pytest.mark.parametrize("limits", [LimitSettings(malformed_replies=1), LimitSettings(malformed_replies=9, attempts=2)])
+async def test_of_unusable_replies_one_is_shown_and_the_command_for_all(council: Any, limits: LimitSettings) -> None:
+    async with council(script("I would\x1b[2J say\n" + "more and " * 100), limits=limits) as house:
+        d = house.deliberation("single", 1, max_turns=9)
+        events = await house.run(d)
+    said = of(events, EventType.SEAT_FAILED)[0]["error"]["message"]
+    shown = said.partition('it replied "')[2].partition('"')[0]
+    assert shown.startswith("I would [2J say more and more")
+    assert len(shown) == 120
+    assert said.endswith(f"All replies: moothall log tail --task {d.task_id} --json")
+
+
 async def test_a_seat_that_changes_nothing_never_proposes(council: Any) -> None:
     async with council(script(finish("all good")), limits=LimitSettings(malformed_replies=1)) as house:
         events = await house.run(house.deliberation("single", 1, max_turns=9))

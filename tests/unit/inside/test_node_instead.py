@@ -82,3 +82,19 @@ def test_each_of_several_files_has_a_process_that_knows_its_own(tmp_path: Path) 
     wanted = {f"{name}::{case}": result for name in names for case, result in (("reads", "passed"), ("hidden", "failed"))}
     assert cases.results == wanted, done.stdout + done.stderr
     assert not (top / INSTEAD).exists()
+
+
+def test_why_node_could_not_load_a_file_of_tests_is_told(tmp_path: Path) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed; apt-get install nodejs brings it")
+    top, reports = tmp_path / "shop", tmp_path / "reports"
+    for folder in (top / "test", reports):
+        folder.mkdir(parents=True)
+    (top / "test/a.test.js").write_text("require('./gone');\n", encoding="utf-8")
+    told = variables(seconds=20, plugins=str(FOLDER), folder=str(reports))
+    env = {key: value for key, value in os.environ.items() if not key.startswith("NODE_")} | told
+    subprocess.run(["node", "--test"], cwd=top, env=env, check=False, capture_output=True)
+    cases = Cases()
+    read_folder(cases, str(reports))
+    assert cases.results == {"test/a.test.js": "errored"}
+    assert "Cannot find module './gone'" in cases.said["test/a.test.js"]

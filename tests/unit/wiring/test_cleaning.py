@@ -48,7 +48,7 @@ async def test_a_repository_is_forgotten_with_its_clone_and_stays_itself(
 async def test_nothing_goes_while_a_process_serves(settings: Settings, registered: tuple[Repo, RepositoryRef]) -> None:
     _, ref = registered
     with directory.hold(settings.data_dir):
-        directory.announce(settings.data_dir, directory.Address(4711, "nats://x", 0, ""))
+        directory.announce(settings.data_dir, directory.Address(4711, "nats://x", 0, {}))
         done = await clean_up(
             settings, older_than=None, everything=True, dry_run=False, removed=lambda item: pytest.fail(str(item))
         )

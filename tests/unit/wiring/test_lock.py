@@ -27,7 +27,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_the_address_is_found_until_it_is_withdrawn_and_private(tmp_path: Path) -> None:
     assert directory.find(tmp_path) is None
-    address = directory.Address(1, "nats://secret@127.0.0.1:1", 2, "print")
+    address = directory.Address(1, "nats://secret@127.0.0.1:1", 2, {"llm.model": "0"})
     directory.announce(tmp_path, address)
     assert directory.find(tmp_path) == address
     assert stat.S_IMODE((tmp_path / "serving.json").stat().st_mode) == 0o600
@@ -49,7 +49,7 @@ async def test_who_waits_for_one_that_ends_without_serving_takes_its_place(tmp_p
 
 
 async def test_who_waits_for_one_that_starts_finds_it(tmp_path: Path) -> None:
-    address = directory.Address(1, "nats://127.0.0.1:1", 2, "print")
+    address = directory.Address(1, "nats://127.0.0.1:1", 2, {"llm.model": "0"})
     async with AsyncExitStack() as stack:
         with directory.hold(tmp_path):
             waiting = asyncio.create_task(hold_or_find(tmp_path, lambda _line: directory.announce(tmp_path, address), stack))

@@ -1,5 +1,6 @@
 // A reporter of mocha: what `spec` shows, and a line a case.
 "use strict";
+const path = require("path");
 const lines = require("./moothall_lines.cjs");
 const base = Object.keys(require.cache).find((name) => /[\\/]mocha[\\/]lib[\\/]reporters[\\/]base\.js$/.test(name));
 const spec = require(base.replace(/base\.js$/, "spec.js"));
@@ -15,7 +16,10 @@ module.exports = class extends Spec {
       if (!ids.has(test)) ids.set(test, counted(lines.id(test.file, test.titlePath ? test.titlePath() : [test.fullTitle()])));
       return ids.get(test);
     };
-    const said = (error) => (error && (error.stack || error.message)) || String(error);
+    // Mocha makes paths relative to the folder that it runs in, which may be one of several packages.
+    const frame = /^(\s+at (?:.*\()?)([^\s()/:][^()\n:]*)(?=:\d+:\d+\)?$)/gm;
+    const whole = (text) => String(text).replace(frame, (_, at, file) => at + path.resolve(file));
+    const said = (error) => whole((error && (error.stack || error.message)) || error);
     runner.on("test", (test) => told.start(id(test)));
     runner.on("pass", (test) => told.tell(id(test), "passed", test.duration));
     runner.on("pending", (test) => told.tell(id(test), "skipped", 0));

@@ -6,7 +6,9 @@ export default async function* report(source) {
   const names = [];
   const counted = lines.counted();
   const begun = []; // by depth: what was told of last, with its number among cases of one name
+  const printed = new Map(); // by file: the end of what its process wrote to stderr, which says why it could not be run
   for await (const { type, data } of source) {
+    if (type === "test:stderr" && data.file) printed.set(data.file, ((printed.get(data.file) || "") + data.message).slice(-4000));
     if (!["test:start", "test:pass", "test:fail"].includes(type)) continue;
     names.length = Math.min(names.length, data.nesting);
     names[data.nesting] = data.name;
@@ -27,6 +29,7 @@ export default async function* report(source) {
     if (suite) result = result === "failed" && !children ? "errored" : ""; // what it holds is told by itself
     const cause = error?.cause ?? error;
     let said = result === "failed" || result === "errored" ? cause?.stack || cause?.message || String(cause) : "";
+    if (whole && result === "errored" && printed.has(data.file)) said = `${printed.get(data.file)}\n${said}`;
     if (error?.failureType === "testTimeoutFailure") said = `hit the limit of ${Math.round((data.details.duration_ms || 0) / 100) / 10} s\n${said}`;
     told.tell(id, result, data.details?.duration_ms, said);
     yield "";
