@@ -126,7 +126,7 @@ async def read_profile(
 
     `own` stands in for the text of that file. Projects in folders beyond `most` have no check.
     """
-    objects = {entry.path: entry.oid for entry in await clone.entries(sha) if entry.target is None}
+    objects = {entry.path: entry.oid for entry in await clone.entries(sha) if entry.target is None and not entry.oddity}
     paths = [*wanted_files(objects, most), *([OWN_FILE] if OWN_FILE in objects and own is None else [])]
     blobs = await clone.read_all(sha, paths, TEXT_BYTES)
     texts = {path: blob.decode(errors="replace") for path, blob in zip(paths, blobs, strict=True)}
