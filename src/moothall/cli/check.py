@@ -171,6 +171,8 @@ def _details(console: Console, checked: RepositoryCheck, row: CheckRow) -> None:
             console.print(Padding(line, (0, 0, 0, 2), expand=False), no_wrap=True, overflow="ellipsis")
         if len(items) > _SHOWN:
             console.print(Text(f"  … and {len(items) - _SHOWN} more {word}; --json lists all", style="dim"))
+    if row.note:
+        console.print(Text(f"  {plain(row.note, 200)}; a dependency belongs into what the project declares", style="yellow"))
     for printed in row.output.splitlines()[-_LINES:] if row.required and not row.fault else ():
         console.print(
             Padding(Text(plain(printed, 200), style="dim"), (0, 0, 0, 8), expand=False), no_wrap=True, overflow="ellipsis"
