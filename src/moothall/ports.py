@@ -308,6 +308,10 @@ class Repositories(Protocol):
         """Set up once per lock file, check out once per commit, run the checks once on the untouched base."""
         ...
 
+    async def check_delivery(self, repository: str, base_sha: str, branch: str) -> None:
+        """Raise `RepositoryError` if the repository's push policy wants a branch of that name and it could not be made."""
+        ...
+
     async def diff(self, base: Base, commit_sha: str) -> str:
         """Return what a commit has changed. Raises `PatchRefused` where the clone does not have it."""
         ...

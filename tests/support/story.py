@@ -17,7 +17,16 @@ from moothall.domain.proposal import Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.domain.topic import Channel, Topic
-from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, MoothallError, PatchRefused, Permanent, Temporary
+from moothall.errors import (
+    AlreadyExists,
+    BusUnavailable,
+    InvalidRequest,
+    MoothallError,
+    PatchRefused,
+    Permanent,
+    RepositoryError,
+    Temporary,
+)
 from moothall.ports import Glance, Handler
 from moothall.testing.bus import MemoryBus
 
@@ -350,6 +359,7 @@ class Remembering:
         self.error = error
         self.gates: dict[str, asyncio.Event] = {}
         self.deliveries = 0
+        self.blocked: set[str] = set()
 
     async def resolve(self, ref: RepositoryRef, *, tenant: str = "local") -> Base:
         """Every commit exists."""
@@ -364,6 +374,11 @@ class Remembering:
     async def read(self, base: Base, path: str, limit: int = 65536) -> str:
         """Not needed here."""
         raise NotImplementedError(base, path, limit)
+
+    async def check_delivery(self, repository: str, base_sha: str, branch: str) -> None:
+        """Refuse the branches of `blocked`."""
+        if branch in self.blocked:
+            raise RepositoryError(f"the branch {branch!r} could not be made")
 
     async def diff(self, base: Base, commit_sha: str) -> str:
         """No commit is kept here."""

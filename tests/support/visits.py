@@ -73,6 +73,9 @@ class OneRepository:
         del base, limit
         raise NotFound(f"no file {path!r}")
 
+    async def check_delivery(self, repository: str, base_sha: str, branch: str) -> None:
+        """Nothing is in the way."""
+
     async def diff(self, base: Base, commit_sha: str) -> str:
         """Nothing has changed."""
         del base, commit_sha

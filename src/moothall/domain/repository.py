@@ -38,7 +38,8 @@ class Profile:
     `steps` is a detected `setup` with its folders and ways out. `needs` says which toolchains it wants: language → versions,
     in the words of the project (python: a version specifier; node: a semver range; go: the least version; rust: a channel).
     `depends` maps a project's folder to the folders of those that it is built on; `notes` are said when the base is prepared.
-    With `history` set-up sees a `.git` of the commit and its nearest tag.
+    With `history` set-up sees a `.git` of the commit and its nearest tag. `declared` are the Python packages that any file names as a
+    dependency, normalised.
     """
 
     setup: tuple[tuple[str, ...], ...] = ()
@@ -54,6 +55,7 @@ class Profile:
     depends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     history: bool = False
+    declared: tuple[str, ...] = ()
 
 
 def with_checks(base: Base, checks: Mapping[str, tuple[str, ...]]) -> Base:

@@ -24,7 +24,7 @@ from moothall.inside.confinement import ROOT, shut_in
 from moothall.inside.ended import CommandEnd
 from moothall.inside.paths import ToolFailure, clean_for_writing, open_parent
 from moothall.inside.processes import kill_all, others
-from moothall.inside.protocol import Frames, ProtocolError, pack
+from moothall.inside.protocol import Frames, ProtocolError, pack, unpack_path
 from moothall.inside.talk import BLOCK, Talk
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
@@ -209,7 +209,7 @@ class Executor:
         """Write the files of a patch: deletions first, so that a folder can take a file's place and back."""
         changes = sorted(request["changes"], key=lambda change: (change["content"] is not None, change["path"]))
         for change in changes:
-            path = clean_for_writing(change["path"])
+            path = clean_for_writing(unpack_path(change["path"]))
             if change["content"] is None:
                 self._remove(path)
             else:

@@ -8,6 +8,7 @@ Standard library only: the executor imports it.
 from __future__ import annotations
 
 import json
+import os
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
@@ -21,6 +22,16 @@ MAX_PARTS = 4_000_000
 
 class ProtocolError(Exception):
     """The other side did not keep to the protocol."""
+
+
+def pack_path(path: str) -> str:
+    """Return a path as a message can hold it, whatever its bytes."""
+    return os.fsencode(path).decode("latin-1")
+
+
+def unpack_path(packed: str) -> str:
+    """Return the path that `pack_path` was given. Raises `ValueError`."""
+    return os.fsdecode(packed.encode("latin-1"))
 
 
 def pack(message: dict[str, Any]) -> bytes:

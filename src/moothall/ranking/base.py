@@ -6,11 +6,12 @@ A base whose tests are red is fine: making them green is what is asked for. One 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from moothall.domain.evidence import RED, CheckRun, Verdict
-from moothall.domain.repository import Prepared
+from moothall.domain.repository import Prepared, Profile
 from moothall.domain.task import VALIDATION
 from moothall.ranking.assess import cases_of
 from moothall.ranking.gates import name_cases, plain
@@ -29,13 +30,14 @@ _NO_TESTS = re.compile(
 )  # runners of Node
 _MODULE = re.compile(r"No module named '?(?P<name>\w+)")
 _OWN_FILE = ".moothall.toml"
+_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class CheckRow:
     """One check of the base. `slow` are its slowest cases with their milliseconds, `fault` says why it cannot judge, `advice` what
     to write where, `output` the end of what it printed then; all three empty where it can. `told`
-    says whether it told of cases: else it is one itself.
+    says whether it told of cases: else it is one itself. `note` is a sentence for people about a check that can judge.
     """
 
     check: str
@@ -52,6 +54,7 @@ class CheckRow:
     fault: str = ""
     advice: str = ""
     output: str = ""
+    note: str = ""
 
     @property
     def line(self) -> str:
@@ -68,7 +71,7 @@ class CheckRow:
             )
         else:
             said = str(self.verdict)
-        return f"{self.check} {said}" + ("" if self.required else " (advises only)")
+        return f"{self.check} {said}" + (f" ({self.note})" if self.note else "") + ("" if self.required else " (advises only)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,8 @@ def diagnose(prepared: Prepared) -> Diagnosis:
 def _row(prepared: Prepared, name: str, run: CheckRun, *, required: bool) -> CheckRow:
     cases = cases_of(run) if not run.findings else {}
     fault, advice = _fault(prepared, run)
+    missing = [] if fault or "passed" in run.cases.values() else _missing_modules(run, prepared.files)
+    note = f"nothing declares the missing module {', '.join(missing[:_NAMED])}: an answer may write it" if missing else ""
     slow = sorted(((ms, case) for case, ms in run.durations.items() if ms >= _SLOW_MS), reverse=True)[:_SLOWEST]
     flaky = tuple(case for case in prepared.flaky if case in cases)
     counted = {case: outcome for case, outcome in cases.items() if case not in flaky}
@@ -137,6 +142,7 @@ def _row(prepared: Prepared, name: str, run: CheckRun, *, required: bool) -> Che
         output=run.output.strip()[-_TAIL:]
         if fault or (run.verdict is not Verdict.PASSED and not run.cases and not run.findings)
         else "",
+        note=note,
     )
 
 
@@ -153,9 +159,10 @@ def _fault(prepared: Prepared, run: CheckRun) -> tuple[str, str]:
         return said.rstrip(
             "."
         ), "" if run.cases else f"Give it more, or name a smaller command for it in [checks] of {_OWN_FILE}."
-    if missing := _missing_module(run, prepared.files):
+    missing = _missing_modules(run, prepared.files)
+    if missing and all(_is_needed(name, run, prepared.base.profile) for name in missing):
         declare = f'Add it to what the project declares for its tests, or to setup = ["…"] in {_OWN_FILE}.'
-        return f"the module {missing} is not installed", declare
+        return f"the module {', '.join(missing[:_NAMED])} is not installed", declare
     return _nothing_ran(run, argv)
 
 
@@ -181,14 +188,56 @@ def _nothing_ran(run: CheckRun, argv: Sequence[str]) -> tuple[str, str]:
     return "", ""
 
 
-def _missing_module(run: CheckRun, files: Sequence[str]) -> str:
-    """A module of others that is missing wherever anything was red; a missing module of the project's own may be the task itself."""
+def _missing_modules(run: CheckRun, files: Sequence[str]) -> list[str]:
+    """Return the modules of others if one is missing wherever anything was red; a module of the project's own may be the task itself."""
     said: Iterable[str] = [run.details.get(case, "") for case, outcome in run.cases.items() if outcome in RED] or [run.output]
     names = [match["name"] if (match := _MODULE.search(text)) else "" for text in said]
     if not names or not all(names) or any(_is_own(name, files) for name in names):
-        return ""
-    return ", ".join(sorted(set(names))[:3])
+        return []
+    return sorted(set(names))
 
 
 def _is_own(module: str, files: Sequence[str]) -> bool:
     return any(module in (*path.split("/")[:-1], path.rpartition("/")[2].partition(".")[0]) for path in files)
+
+
+def _is_needed(module: str, run: CheckRun, profile: Profile) -> bool:
+    """Whether a missing module belongs to the environment: Python has it, it runs tests, or a file declares its package.
+
+    Any other may be what the task is to write.
+    """
+    if module in sys.stdlib_module_names or module in _RUNNERS or "Error importing plugin" in run.output:
+        return True
+    name = module.lower().replace("_", "-")
+    known = {name, f"py{name}", f"python-{name}", f"{name}-python", f"{name}-py", f"{name}-binary", *_PACKAGES.get(module, ())}
+    return not known.isdisjoint(profile.declared) or (module == "google" and "google-" in " ".join(profile.declared))
+
+
+_RUNNERS = frozenset(
+    {"pytest", "_pytest", "nose", "nose2", "tox", "nox", "coverage", "hypothesis", "ruff", "mypy", "flake8", "pylint"}
+)
+_PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "Crypto": ("pycryptodome", "pycrypto"),
+    "Cryptodome": ("pycryptodomex",),
+    "MySQLdb": ("mysqlclient",),
+    "OpenSSL": ("pyopenssl",),
+    "PIL": ("pillow",),
+    "_pytest": ("pytest",),
+    "attr": ("attrs",),
+    "bs4": ("beautifulsoup4",),
+    "cv2": ("opencv-python", "opencv-python-headless", "opencv-contrib-python"),
+    "fitz": ("pymupdf",),
+    "git": ("gitpython",),
+    "github": ("pygithub",),
+    "google": ("protobuf",),
+    "jose": ("python-jose",),
+    "pkg_resources": ("setuptools",),
+    "rest_framework": ("djangorestframework",),
+    "ruamel": ("ruamel-yaml",),
+    "skimage": ("scikit-image",),
+    "sklearn": ("scikit-learn",),
+    "usb": ("pyusb",),
+    "yaml": ("pyyaml",),
+    "zmq": ("pyzmq",),
+}
+"""Modules that have another name than the package that brings them."""

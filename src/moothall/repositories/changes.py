@@ -151,14 +151,16 @@ def _read(found: _Found, caps: ChangeCaps) -> bytes:
 
 
 def same(base: Path, change: Change) -> bool:
-    """Whether the base's checkout has the very same file: it was only touched."""
+    """Whether the base's checkout has the very same file: it was only touched. No link of the base is followed on the way there."""
     before, content = base / change.path, change.content
     if content is None:
         return False
     try:
+        if before.parent.resolve() != base.resolve() / Path(change.path).parent:
+            return False
         status = os.lstat(before)
         if change.mode == patch_rules.SYMLINK:
-            return stat.S_ISLNK(status.st_mode) and os.fsencode(before.readlink()) == content
+            return stat.S_ISLNK(status.st_mode) and os.fsencode(os.readlink(before)) == content  # noqa: PTH115 - a Path drops "./"
         if not stat.S_ISREG(status.st_mode) or status.st_size != len(content) or _mode(status) != change.mode:
             return False
         return before.read_bytes() == content
@@ -211,10 +213,12 @@ def stamp(status: os.stat_result) -> Stamp:
 def stamps(tree: Path) -> dict[str, Stamp]:
     """Return the stamp of each file beneath a tree that nobody else has seen yet."""
     found = {}
-    for folder, _, names, descriptor in os.fwalk(tree):
-        for name in names:
+    for folder, folders, names, descriptor in os.fwalk(tree):
+        for name in (*folders, *names):  # a link to a folder is among the folders
             path = os.path.relpath(os.path.join(folder, name), tree)  # noqa: PTH118 - names that are no text come back as they were
-            found[path] = stamp(os.stat(name, dir_fd=descriptor, follow_symlinks=False))
+            status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            if not stat.S_ISDIR(status.st_mode):
+                found[path] = stamp(status)
     return found
 
 
@@ -234,7 +238,7 @@ def collect_tree(tree: Path, before: Mapping[str, Stamp], base_files: Sequence[s
         if before.get(found.path) != stamp(found.status):
             written.append(_change(found, caps))
             total = _add_size(total, written[-1], caps)
-    gone = [Change(path, patch_rules.FILE, None) for path in base_files if path not in there]
+    gone = [Change(path, patch_rules.FILE, None) for path in base_files if path in before and path not in there]
     return sorted([*gone, *written], key=lambda change: change.path)
 
 

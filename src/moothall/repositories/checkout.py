@@ -13,6 +13,7 @@ from pathlib import Path
 from moothall.config import WorkspaceSections
 from moothall.domain.repository import Base
 from moothall.repositories.clone import TrustedClone
+from moothall.repositories.patch_rules import why_path
 from moothall.sandbox.spawn import drop_uid, own
 
 _POINTER = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n(?:ext-.*\n)*oid sha256:([0-9a-f]{64})\nsize (\d{1,15})\n")
@@ -23,7 +24,11 @@ Progress = Callable[[str], None]
 
 async def check_out(clone: TrustedClone, base: Base, dest: Path, settings: WorkspaceSections, tell: Progress) -> None:
     """Write the files of `base` below `dest` and give them to the sandbox's uid. What cannot be had is said, and left as it is."""
-    await clone.checkout(base.sha, dest)
+    await _write(clone, base.sha, dest, tell)
+    if odd := [entry for entry in await clone.entries(base.sha) if entry.oddity]:
+        tell(
+            f"{len(odd)} files have names that no answer may change, such as {odd[0].path[:100]!r} ({odd[0].oddity}); they stay as they are"
+        )
     await _submodules(clone, base.sha, dest, tell, _DEEPEST)
     pointers = await asyncio.to_thread(lambda: list(_pointers(dest)))
     if pointers:
@@ -35,18 +40,29 @@ async def check_out(clone: TrustedClone, base: Base, dest: Path, settings: Works
     await asyncio.to_thread(give, dest, drop_uid(settings.sandbox))
 
 
+async def _write(clone: TrustedClone, sha: str, dest: Path, tell: Progress) -> None:
+    if missing := await clone.checkout(sha, dest):
+        tell(f"{missing} files are left out of the checkout: their names or link targets are too long for a file system")
+
+
 async def _submodules(clone: TrustedClone, sha: str, dest: Path, tell: Progress, depth: int) -> None:
     for path, commit in (await clone.submodules(sha)).items() if depth else ():
         folder = dest / path
-        if folder.is_dir() and any(folder.iterdir()):
+        if why_path(path) or not _is_free(dest, folder):
             continue
         if await clone.has(commit):
             tell(f"checking out the submodule {path} at {commit[:12]}; changes there are no part of an answer")
-            await clone.checkout(commit, folder)
+            await _write(clone, commit, folder, tell)
             await _submodules(clone, commit, folder, tell, depth - 1)
         else:
             tell(f"the submodule {path} is not here; going on without it")
             await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+
+
+def _is_free(dest: Path, folder: Path) -> bool:
+    """Whether a folder below `dest` is still to be filled; not if a link leads to it."""
+    beneath = folder.resolve() == dest.resolve() / folder.relative_to(dest)
+    return beneath and not (folder.is_dir() and any(folder.iterdir()))
 
 
 def _pointers(dest: Path) -> Iterator[tuple[Path, str, int]]:

@@ -24,6 +24,7 @@ from moothall.repositories.objects import (
     Change,
     Commit,
     TreeEntry,
+    colliding_links,
     content_of,
     ignored_paths,
     raw_change,
@@ -147,11 +148,11 @@ class TrustedClone:
         return len(gone)
 
     async def files(self, sha: str) -> tuple[str, ...]:
-        """Return the paths of a commit in git's order. Raises `RepositoryError` for a tree that can't be used."""
-        return tuple(entry.path for entry in await self.entries(sha))
+        """Return the paths of a commit in git's order, but for odd names. Raises `RepositoryError` for a tree that can't be used."""
+        return tuple(entry.path for entry in await self.entries(sha) if not entry.oddity)
 
     async def entries(self, sha: str) -> tuple[TreeEntry, ...]:
-        """Return the checked tree of a commit: mode, object, size and path of each file."""
+        """Return the checked tree of a commit: mode, object, size and path of each file, those with odd names too."""
         return (await self._tree(sha))[0]
 
     async def submodules(self, sha: str) -> Mapping[str, str]:
@@ -169,10 +170,10 @@ class TrustedClone:
             self._trees[sha] = files, {entry.path: entry.oid for entry in entries if entry.mode == patch_rules.SUBMODULE}
         return self._trees[sha]
 
-    async def checkout(self, sha: str, dest: Path) -> None:
-        """Write the commit's files below `dest`, which must be empty or absent. Takes modes and symlinks along."""
+    async def checkout(self, sha: str, dest: Path) -> int:
+        """Write the commit's files below `dest`, which must be empty or absent, with modes and symlinks. Return how many no disk can hold."""
         entries = await self.entries(sha)
-        await asyncio.to_thread(write_files, self._git, self.path, entries, dest, self._settings.setup_seconds)
+        return await asyncio.to_thread(write_files, self._git, self.path, entries, dest, self._settings.setup_seconds)
 
     async def ask(self, *args: str) -> GitAnswer:
         """Return what a git command says here that changes nothing."""
@@ -334,6 +335,11 @@ class TrustedClone:
             raise PatchRefused("the patch may not change which commits the submodules are at")
         paths = [path for path in sorted({*old, *new}) if content_of(old.get(path)) != content_of(new.get(path))]
         patch_rules.check_changes([raw_entry(path, old.get(path), new.get(path)) for path in paths], self._limits)
+        patch_rules.check_links(*({path: entry.target for path, entry in tree.items() if entry.target} for tree in (old, new)))
+        if collisions := colliding_links(new.values()) - colliding_links(old.values()):
+            raise PatchRefused(
+                f"the patch may not make the symlink {min(collisions)[:200]!r}: a folder has that name but for case"
+            )
         text = await self.diff(base_sha, commit_sha)
         size = len(text.encode())
         if size > self._settings.max_patch_bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from moothall.errors import AlreadyExists, InvalidRequest, RepositoryError, WorkspaceFailed
@@ -43,6 +43,25 @@ async def branch_locally(git: GitRunner, clone: Path, local: Local, *, base_sha:
         raise RepositoryError(f"cannot make the branch {branch!r} in {str(local.top)!r}: {made.reason}")
     if there != sha:
         raise AlreadyExists(f"the branch {branch!r} in {str(local.top)!r} is already another commit, {there[:12]}")
+
+
+async def why_no_branch(git: GitRunner, local: Local, base_sha: str, branch: str) -> str:
+    """Return why the branch could not be made in a local repository, or ''. Git is asked to prepare it and to let it be."""
+    at, cwd, owner = f"--git-dir={local.shared}", local.shared, owner_of(local.shared)
+    if (await git.call(at, "cat-file", "-e", f"{base_sha}^{{commit}}", cwd=cwd)).status:
+        return ""  # nothing to try it with
+    orders = f"start\ncreate refs/heads/{check_branch(branch)} {base_sha}\nprepare\nabort\n"
+    tried = await git.call(at, "update-ref", "--stdin", cwd=cwd, stdin=orders.encode(), owner=owner)
+    return tried.reason if tried.status else ""
+
+
+def branch_in_the_way(refs: Iterable[str], branch: str) -> str:
+    """Return why a branch could not be made beside these refs, or ''."""
+    ref = f"refs/heads/{check_branch(branch)}"
+    for name in refs:
+        if name == ref or ref.startswith(f"{name}/") or name.startswith(f"{ref}/"):
+            return f"there is a branch {name.removeprefix('refs/heads/')!r}"
+    return ""
 
 
 async def hand_objects(git: GitRunner, clone: Path, local: Local, *, base_sha: str, sha: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
 
 from moothall.repositories.scratch import scratch
@@ -25,7 +26,7 @@ async def diff_between(run: Run, old: str, new: str, only: str = "") -> str:
     with scratch() as folder:
         binary = folder / "attributes"
         binary.write_text("* -diff\n", encoding="ascii")
-        for path in listed.decode().split("\0")[:-1]:
+        for path in os.fsdecode(listed).split("\0")[:-1]:
             try:
                 part = (await _diff(run, old, new, *options, path=path)).decode()
             except UnicodeDecodeError:

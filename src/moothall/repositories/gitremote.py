@@ -15,7 +15,8 @@ from moothall.errors import Refused
 from moothall.repositories import sources
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.objects import Change
+from moothall.repositories.objects import Change, TreeEntry
+from moothall.repositories.patch_rules import why_target
 from moothall.repositories.scratch import scratch
 from moothall.repositories.transport import Pin, hide_reason, stranger_transport
 
@@ -64,13 +65,18 @@ async def clone_public(git: GitRunner, settings: Settings, url: str, ref: str, p
         clone = TrustedClone(folder / "clone.git", settings, git)
         await clone.make()
         sha = await fetch_commit(git, clone, url, ref, env, talking=lambda: hide_reason(url), tags=False)
-        entries = await clone.entries(sha)
+        entries = [entry for entry in await clone.entries(sha) if not (entry.oddity or _leads_out(entry))]
         size = sum(entry.size for entry in entries)
         if len(entries) > settings.max_patch_files or size > 4 * settings.max_file_bytes:
             raise Refused(
                 f"the repository has {len(entries)} files with {size} bytes; a workspace takes at most "
                 f"{settings.max_patch_files} files with {4 * settings.max_file_bytes} bytes"
             )
-        files = await clone.contents(sha)
+        paths = {entry.path for entry in entries}
+        files = [file for file in await clone.contents(sha) if file.path in paths]  # no patch could hold the others
     place = _NAME.sub("-", url.rstrip("/").removesuffix(".git").rpartition("/")[2]).strip(".-")[:60] or "repository"
     return Cloned(place, sha, tuple(Change(f"{place}/{change.path}", change.mode, change.content) for change in files))
+
+
+def _leads_out(entry: TreeEntry) -> bool:
+    return entry.target is not None and why_target(entry.path, entry.target) != ""

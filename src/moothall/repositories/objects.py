@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -16,12 +17,17 @@ from moothall.repositories.gitcmd import GitRunner, again
 from moothall.repositories.scratch import scratch
 
 _CHUNK = 1 << 20
-_LINK_BYTES = 4096
+_LINK_BYTES = _PATH_BYTES = 4096
+_NAME_BYTES = 255
+_FILE_MODE = re.compile(r"100[0-7]{3}")
 
 
 @dataclass(frozen=True, slots=True)
 class TreeEntry:
-    """A file of a commit, or a submodule; `target` is where a symlink points to, `size` is in bytes."""
+    """A file of a commit, or a submodule; `target` is where a symlink points to, `size` is in bytes.
+
+    A path or target that is not UTF-8 holds surrogates, as `os.fsdecode` makes them.
+    """
 
     path: str
     mode: str
@@ -33,6 +39,11 @@ class TreeEntry:
     def content(self) -> tuple[str, str]:
         """Equal for files that are the same."""
         return self.mode, self.oid
+
+    @property
+    def oddity(self) -> str:
+        """Why no patch may hold this entry, or ''. In a base it stays as it is, and its name is told to nobody."""
+        return patch_rules.why_path(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +67,15 @@ class Commit:
 
 @again
 def read_tree(git: GitRunner, repository: Path, sha: str, max_bytes: int) -> tuple[TreeEntry, ...]:
-    """Return every file and submodule of a commit in git's order; raises `RepositoryError` for what we don't take in."""
+    """Return every file and submodule of a commit in git's order. Raises `RepositoryError` for a tree that git itself would not check out."""
     with git.stream("ls-tree", "-r", "-z", "-l", "--full-tree", sha, cwd=repository) as out:
         entries = [_entry(record) for record in out.read().split(b"\0")[:-1]]
     _check(entries, max_bytes)
     links = [entry.oid for entry in entries if entry.mode == patch_rules.SYMLINK]
     targets = iter(read_blobs(git, repository, links, _LINK_BYTES + 1))
-    return tuple(_with_target(entry, next(targets)) if entry.mode == patch_rules.SYMLINK else entry for entry in entries)
+    return tuple(
+        replace(entry, target=os.fsdecode(next(targets))) if entry.mode == patch_rules.SYMLINK else entry for entry in entries
+    )
 
 
 @again
@@ -79,23 +92,33 @@ def read_blobs(git: GitRunner, repository: Path, oids: Sequence[str], limit: int
 
 
 @again
-def write_files(git: GitRunner, repository: Path, entries: Sequence[TreeEntry], dest: Path, seconds: float) -> None:
-    """Write checked entries below `dest`, which must be empty or absent; on failure nothing stays."""
+def write_files(git: GitRunner, repository: Path, entries: Sequence[TreeEntry], dest: Path, seconds: float) -> int:
+    """Write checked entries below `dest`, which must be empty or absent; on failure nothing stays.
+
+    Return how many are left out because no file system here can hold them. Symlinks come last: nothing is written through one.
+    """
     dest.mkdir(parents=True, exist_ok=True)
     if any(dest.iterdir()):
         raise RepositoryError(f"cannot check out into {dest}: the folder is not empty")
     try:
         made = {dest}
-        blobs = _blobs(git, repository, [entry.oid for entry in entries], seconds)
-        for entry, (size, take) in zip(entries, blobs, strict=True):
+
+        def place(entry: TreeEntry) -> Path:
             path = dest / entry.path
             if path.parent not in made:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 made.add(path.parent)
-            if entry.mode == patch_rules.SYMLINK:
-                path.symlink_to(entry.target or "")
-            else:
-                _write(path, entry.mode, size, take)
+            return path
+
+        fitting = [entry for entry in entries if _fits(entry, dest)]
+        files = [entry for entry in fitting if entry.mode != patch_rules.SYMLINK]
+        blobs = _blobs(git, repository, [entry.oid for entry in files], seconds)
+        for entry, (size, take) in zip(files, blobs, strict=True):
+            _write(place(entry), entry.mode, size, take)
+        for entry in fitting:
+            if entry.target is not None:
+                place(entry).symlink_to(entry.target)
+        return len(entries) - len(fitting)
     except OSError as error:
         shutil.rmtree(dest, ignore_errors=True)
         raise RepositoryError(f"cannot write the checkout {dest}: {error.strerror}") from error
@@ -120,6 +143,15 @@ async def ignored_paths(git: GitRunner, repository: Path, lists: Sequence[TreeEn
     if answer.status > 1:  # 1: none is ignored
         raise RepositoryError(f"the ignore rules cannot be read: {answer.reason}")
     return frozenset(path.removeprefix("./") for path in answer.out.decode().split("\0")[:-1])
+
+
+def _fits(entry: TreeEntry, dest: Path) -> bool:
+    """Whether Linux can hold an entry below `dest`."""
+    if len(os.fsencode(dest / entry.path)) >= _PATH_BYTES:
+        return False
+    if any(len(os.fsencode(name)) > _NAME_BYTES for name in entry.path.split("/")):
+        return False
+    return entry.target is None or (0 < len(os.fsencode(entry.target)) < _LINK_BYTES and "\0" not in entry.target)
 
 
 def _write(path: Path, mode: str, size: int, take: Callable[[int], bytes]) -> None:
@@ -166,17 +198,9 @@ class _Reader:
 def _entry(record: bytes) -> TreeEntry:
     head, _, raw = record.partition(b"\t")
     mode, _, oid, size = head.decode().split()
-    try:
-        return TreeEntry(raw.decode(), mode, oid, int(size) if size != "-" else 0)
-    except UnicodeDecodeError as error:
-        raise RepositoryError(f"the repository can't be used: the path {raw[:200]!r} is not UTF-8") from error
-
-
-def _with_target(entry: TreeEntry, blob: bytes) -> TreeEntry:
-    target = blob.decode(errors="surrogateescape")
-    if reason := patch_rules.why_target(entry.path, target):
-        raise RepositoryError(f"the repository can't be used: {entry.path[:200]!r}: {reason}")
-    return replace(entry, target=target)
+    if _FILE_MODE.fullmatch(mode):  # old tools wrote other permissions than the two that git keeps
+        mode = patch_rules.EXECUTABLE if int(mode, 8) & 0o100 else patch_rules.FILE
+    return TreeEntry(os.fsdecode(raw), mode, oid, int(size) if size != "-" else 0)
 
 
 def _check(entries: Sequence[TreeEntry], max_bytes: int) -> None:
@@ -184,20 +208,29 @@ def _check(entries: Sequence[TreeEntry], max_bytes: int) -> None:
     if total > max_bytes:
         raise RepositoryError(f"the repository's files have {total} bytes; at most {max_bytes} are allowed")
     for entry in entries:
-        reason = patch_rules.why_path(entry.path)
-        if not reason and entry.mode not in {*patch_rules.MODES, patch_rules.SUBMODULE, "100664"}:
+        reason = patch_rules.why_unsafe(entry.path)
+        if not reason and entry.mode not in {*patch_rules.MODES, patch_rules.SUBMODULE}:
             reason = f"mode {entry.mode} is not supported"
         if reason:
             raise RepositoryError(f"the repository can't be used: {entry.path[:200]!r}: {reason}")
-    # A crafted tree can hold a name twice, or a link and, on a case-insensitive disk, a folder of the same name.
-    leaves = {entry.path.casefold() if entry.mode == patch_rules.SYMLINK else entry.path for entry in entries}
+    # A crafted tree can hold a name twice, as a link and as a folder.
+    leaves = {entry.path for entry in entries}
     seen: set[str] = set()
     for entry in entries:
         parents = [entry.path[:at] for at, char in enumerate(entry.path) if char == "/"]
-        twice = entry.path in seen or any(parent in leaves or parent.casefold() in leaves for parent in parents)
-        if twice:
+        if entry.path in seen or any(parent in leaves for parent in parents):
             raise RepositoryError(f"the repository can't be used: {entry.path[:200]!r} is there twice")
         seen.add(entry.path)
+
+
+def colliding_links(entries: Iterable[TreeEntry]) -> frozenset[str]:
+    """Return the symlinks that have the name of a folder where case is ignored."""
+    entries = tuple(entries)
+    links = {entry.path.casefold(): entry.path for entry in entries if entry.mode == patch_rules.SYMLINK}
+    if not links:
+        return frozenset()
+    folders = {entry.path[:at].casefold() for entry in entries for at, char in enumerate(entry.path) if char == "/"}
+    return frozenset(path for folded, path in links.items() if folded in folders)
 
 
 def content_of(entry: TreeEntry | None) -> tuple[str, str] | None:
@@ -213,16 +246,17 @@ def replaces_folder(old: Sequence[str], new: Sequence[str]) -> bool:
 
 def raw_entry(path: str, old: TreeEntry | None, new: TreeEntry | None) -> patch_rules.RawChange:
     """Return a path's change from one tree to another."""
-    before = old.mode if old else patch_rules.ABSENT
+    before, target = (old.mode, old.target) if old else (patch_rules.ABSENT, None)
     if new is None:
-        return patch_rules.RawChange(path, before, patch_rules.ABSENT)
-    return patch_rules.RawChange(path, before, new.mode, new.target, new.size)
+        return patch_rules.RawChange(path, before, patch_rules.ABSENT, old_target=target)
+    return patch_rules.RawChange(path, before, new.mode, new.target, new.size, target)
 
 
 def raw_change(change: Change, old: Mapping[str, TreeEntry]) -> patch_rules.RawChange:
     """Return what a change does to the tree that has the entries `old`."""
-    before = old[change.path].mode if change.path in old else patch_rules.ABSENT
+    entry = old.get(change.path)
+    before, target = (entry.mode, entry.target) if entry else (patch_rules.ABSENT, None)
     if change.content is None:
-        return patch_rules.RawChange(change.path, before, patch_rules.ABSENT)
-    link = change.content.decode(errors="surrogateescape") if change.mode == patch_rules.SYMLINK else None
-    return patch_rules.RawChange(change.path, before, change.mode, link, len(change.content))
+        return patch_rules.RawChange(change.path, before, patch_rules.ABSENT, old_target=target)
+    link = os.fsdecode(change.content) if change.mode == patch_rules.SYMLINK else None
+    return patch_rules.RawChange(change.path, before, change.mode, link, len(change.content), target)

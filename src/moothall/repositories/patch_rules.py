@@ -1,14 +1,16 @@
 """What a patch, or a repository, may hold. Pure: names, modes and targets in, a refusal out.
 
-Names are refused in every form that some file system takes for `.git`. A symlink may climb only at the
-beginning of its target and only as far as the root: then no chain of accepted links can leave the tree.
+Names are refused in every form that some file system takes for `.git`. A symlink of a patch may climb only at the
+beginning of its target and only as far as the root: then no chain of such links can leave the tree. A base may hold
+other links and odd names; they stay as they are, and `check_links` keeps a patch from leading through them.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -22,6 +24,8 @@ MODES = (FILE, EXECUTABLE, SYMLINK)
 _NAME_BYTES = 255
 _PATH_BYTES = 4096
 _TARGET_BYTES = 4096
+_HOPS, _STEPS = 40, 4096
+_ENDLESS = "…"
 _INFLATED = re.compile(rb"^(?:literal|delta) ([0-9]+)\r?$", re.MULTILINE)
 
 # Ignored by HFS+ when it compares names.
@@ -57,13 +61,14 @@ TEST_PATTERNS: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class RawChange:
-    """One changed path: git modes before and after (000000 where absent), a link's target, size in bytes."""
+    """One changed path: git modes before and after (000000 where absent), a link's targets after and before, size in bytes."""
 
     path: str
     old_mode: str = ABSENT
     new_mode: str = FILE
     target: str | None = None
     size: int = 0
+    old_target: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +121,16 @@ def _why_change(change: RawChange, limits: ChangeLimits) -> str:
         return "it is a submodule"
     if change.new_mode not in {*MODES, ABSENT}:
         return f"mode {change.new_mode[:12]} is not one of {', '.join(MODES)}"
-    if change.new_mode == SYMLINK:
-        return why_target(change.path, change.target)
+    if SYMLINK in {change.old_mode, change.new_mode}:
+        return _why_link(change)
     too_large = change.size > limits.file_bytes
     return f"{change.size} bytes are more than the {limits.file_bytes} allowed for a file" if too_large else ""
+
+
+def _why_link(change: RawChange) -> str:
+    if change.old_mode == SYMLINK and (reason := why_target(change.path, change.old_target)):
+        return f"no patch may make the link that is there ({reason}); leave it as it is"
+    return why_target(change.path, change.target) if change.new_mode == SYMLINK else ""
 
 
 def why_path(path: str) -> str:
@@ -135,6 +146,18 @@ def why_path(path: str) -> str:
     if len(raw) > _PATH_BYTES:
         return f"the path is longer than {_PATH_BYTES} bytes"
     return next((reason for part in path.split("/") if (reason := _why_name(part))), "")
+
+
+def why_unsafe(path: str) -> str:
+    """Return why not even a base may hold `path`, or nothing: git itself would not check it out."""
+    if not path:
+        return "the path is empty"
+    for name in path.split("/"):
+        if name in {"", ".", ".."}:
+            return f"{name!r} is not a file name"
+        if _looks_like_git(name):
+            return "it would write into git's own folder"
+    return ""
 
 
 @lru_cache(maxsize=65536)
@@ -175,6 +198,49 @@ def why_target(path: str, target: str | None) -> str:
     if ".." in parts[up:]:
         return "the symlink's target has '..' after its beginning"
     return next((f"the symlink's target: {reason}" for part in parts[up:] if (reason := _why_name(part))), "")
+
+
+def check_links(old: Mapping[str, str], new: Mapping[str, str]) -> None:
+    """Raise `PatchRefused` if a patch makes a symlink lead out of the tree. `old` and `new` are all links (path → target) before and after.
+
+    Links of the base that lead out may stay. The check follows every link, since a harmless one may pass through one of those.
+    """
+    if all(not why_target(path, target) for path, target in old.items()):
+        return  # the rules for each link are enough
+    for path, target in new.items():
+        exit_ = _find_exit(path, new)
+        if exit_ and (old.get(path) != target or _find_exit(path, old) != exit_):
+            raise PatchRefused(f"the patch may not change where {path[:200]!r} leads: the symlink would leave the tree")
+
+
+def _find_exit(path: str, links: Mapping[str, str]) -> str:
+    """Return where a symlink leaves the tree, resolved as the kernel does, or '' if it stays inside."""
+    place = path.split("/")[:-1]
+    left = deque([path.rpartition("/")[2]])
+    hops = 0
+    for _ in range(_STEPS):
+        if not left:
+            return ""
+        part = left.popleft()
+        if part in {"", "."}:
+            continue
+        if part == "..":
+            if not place:
+                return "/".join(("..", *left))
+            place.pop()
+            continue
+        place.append(part)
+        target = links.get("/".join(place))
+        if target is None:
+            continue
+        hops += 1
+        if hops > _HOPS:
+            return ""  # the kernel follows no more
+        place.pop()
+        if target.startswith("/"):
+            return "/".join((target, *left))
+        left.extendleft(reversed(target.split("/")))
+    return _ENDLESS
 
 
 def is_test(path: str) -> bool:

@@ -34,6 +34,7 @@ from moothall.domain.ids import digest
 from moothall.domain.repository import Profile
 from moothall.errors import RepositoryError, wrong_fields
 from moothall.repositories.clone import TrustedClone
+from moothall.repositories.declared import declared_packages, lists_of_packages
 from moothall.repositories.detect import MOST_PROJECTS, Detected, detect, setup_of, setup_reads, wanted_files
 from moothall.repositories.patch_rules import TEST_PATTERNS, why_path
 from moothall.repositories.proof import CONFIGURATION
@@ -126,8 +127,9 @@ async def read_profile(
 
     `own` stands in for the text of that file. Projects in folders beyond `most` have no check.
     """
-    objects = {entry.path: entry.oid for entry in await clone.entries(sha) if entry.target is None}
-    paths = [*wanted_files(objects, most), *([OWN_FILE] if OWN_FILE in objects and own is None else [])]
+    objects = {entry.path: entry.oid for entry in await clone.entries(sha) if entry.target is None and not entry.oddity}
+    wanted = dict.fromkeys((*wanted_files(objects, most), *lists_of_packages(objects)))
+    paths = [*wanted, *([OWN_FILE] if OWN_FILE in objects and own is None else [])]
     blobs = await clone.read_all(sha, paths, TEXT_BYTES)
     texts = {path: blob.decode(errors="replace") for path, blob in zip(paths, blobs, strict=True)}
     return make_profile(objects, texts if own is None else {**texts, OWN_FILE: own}, registered, most)
@@ -164,6 +166,7 @@ def make_profile(
         depends=found.depends if detected else {},
         notes=found.notes if detected else (),
         history=found.history or said.setup is not None,
+        declared=declared_packages(texts, setup),
     )
 
 

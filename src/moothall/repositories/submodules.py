@@ -13,6 +13,7 @@ from moothall.errors import MoothallError, Refused
 from moothall.repositories import sources
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.patch_rules import why_path
 from moothall.repositories.registry import Registered
 from moothall.repositories.transport import Pin, hide_reason, registered_transport, stranger_transport
 
@@ -54,7 +55,7 @@ class Submodules:
 
     async def _of(self, sha: str, above: str, modules: Path | None, origin: str, depth: int) -> AsyncIterator[Submodule]:
         named = await _names(self._clone, sha)
-        links = await self._clone.submodules(sha)
+        links = {path: commit for path, commit in (await self._clone.submodules(sha)).items() if not why_path(path)}
         for number, (path, commit) in enumerate(links.items()):
             whole = f"{above}{path}"
             if number >= self._settings.max_submodules or not depth:

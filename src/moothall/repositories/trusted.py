@@ -213,6 +213,29 @@ class TrustedRepositories:
         if not await clone.has(sha):
             await self._fetch(clone, entry, sha)
 
+    async def check_delivery(self, repository: str, base_sha: str, branch: str) -> None:
+        """Raise `RepositoryError` if the push policy wants a branch of that name and it could not be made. Nothing is changed.
+
+        An origin that cannot be asked now is no reason: it may be there when there is something to deliver.
+        """
+        entry = await asyncio.to_thread(self.registry.find, repository)
+        if entry.push == "none" and entry.on_approval != "push":
+            return
+        if entry.local:
+            local = await sources.find_local(self._git, Path(entry.origin))
+            why = await delivery.why_no_branch(self._git, local, base_sha, branch)
+        else:
+            env = registered_transport(entry, self._settings.allowed_schemes, self._secrets)
+            refs: Mapping[str, str] = {}
+            with suppress(RepositoryError):
+                refs = await sources.remote_refs(self._git, self._clone(entry).path, entry.origin, env)
+            why = delivery.branch_in_the_way(refs, branch)
+        if why:
+            raise RepositoryError(
+                f"the winner could not be delivered as the branch {branch!r} of {entry.origin!r}: {why}. Rename or delete what is in "
+                "the way, or have nothing delivered there: moothall repo add PATH_OR_URL --push none"
+            )
+
     async def deliver(self, base: Base, diff: str, branch: str, message: str, merged: Sequence[str] = ()) -> str:
         """Commit `diff` on the base and on the commits whose work it is, where it brings some together, make the branch where the push policy allows, return the commit's sha.
 

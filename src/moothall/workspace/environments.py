@@ -162,7 +162,8 @@ class Environments:
                 )
                 await box.take_back()
             await remove_tree(box.upper / ".git")
-            if await asyncio.to_thread(_keep_untracked, box.upper, frozenset(await clone.files(base.sha))):
+            tracked = frozenset(entry.path for entry in await clone.entries(base.sha))
+            if await asyncio.to_thread(_keep_untracked, box.upper, tracked):
                 box.upper.rename(making / "layer")
         finally:
             for left in (folder, *history):

@@ -32,6 +32,7 @@ from moothall.errors import (
 )
 from moothall.inside import checks
 from moothall.inside.fullpython import COMMAND
+from moothall.inside.protocol import pack_path
 from moothall.ports import NOTHING, Hear
 from moothall.repositories import patch_rules
 from moothall.repositories.changes import ChangeCaps
@@ -191,7 +192,10 @@ class LocalWorkspace:
         """Return what differs from the base. Raises `PatchRefused`."""
         workspace = self._settings.workspace
         caps = ChangeCaps(file_bytes=workspace.max_file_bytes, total_bytes=4 * workspace.max_file_bytes)
-        return await self._box.changes(self.prepared.files, caps)
+        files = [
+            entry.path for entry in await self.clone.entries(self.base.sha)
+        ]  # with the odd names, whose loss is a change too
+        return await self._box.changes(files, caps)
 
     async def write(self, changes: Sequence[Change]) -> None:
         """Make these paths as the changes say. Raises `WorkspaceFailed` where that is not possible."""
@@ -199,7 +203,7 @@ class LocalWorkspace:
             return
         message = [
             {
-                "path": change.path,
+                "path": pack_path(change.path),
                 "mode": change.mode,
                 "content": None if change.content is None else base64.b64encode(change.content).decode(),
             }

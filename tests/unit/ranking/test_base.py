@@ -13,7 +13,8 @@ FILES = ("src/own/__init__.py", "tests/test_a.py")
 
 
 def prepared(run: CheckRun, *, argv: tuple[str, ...] = ("python", "-m", "pytest"), **more: Any) -> Prepared:
-    base = Base("r", "0" * 40, Profile(checks={"tests": argv}, advisory=more.pop("advisory", ())))
+    declared = more.pop("declared", ())
+    base = Base("r", "0" * 40, Profile(checks={"tests": argv}, advisory=more.pop("advisory", ()), declared=declared))
     return Prepared(base, "key", FILES, {"tests": run}, **more)
 
 
@@ -66,7 +67,8 @@ def test_green_red_flaky_and_slow_are_told() -> None:
     ],
 )
 def test_what_cannot_judge_says_why_and_what_to_write(run: CheckRun, fault: str) -> None:
-    found = diagnose(prepared(run, argv=("cargo", "nextest", "run") if "cargo" in fault else ("python", "-m", "pytest")))
+    argv = ("cargo", "nextest", "run") if "cargo" in fault else ("python", "-m", "pytest")
+    found = diagnose(prepared(run, argv=argv, declared=("numpy",)))
     assert found.rows[0].fault == fault
     assert fault in found.text
     assert ".moothall.toml" in found.text
@@ -87,6 +89,43 @@ def test_what_the_task_may_be_about_is_red_and_no_fault(run: CheckRun) -> None:
     found = diagnose(prepared(run))
     assert found.faults == ()
     assert found.rows[0].output == run.output
+
+
+def missing(*modules: str, output: str = "") -> CheckRun:
+    cases = {f"tests/test_{module}.py": "errored" for module in modules}
+    said = {case: f"ModuleNotFoundError: No module named '{module}'" for case, module in zip(cases, modules, strict=True)}
+    return CheckRun("tests", Verdict.FAILED, cases, details=said, output=output)
+
+
+def test_a_missing_module_that_nothing_declares_may_be_what_the_task_is_to_write() -> None:
+    found = diagnose(prepared(missing("calc"), declared=("numpy", "calculus", "pytest-calc")))
+    assert found.text == ""
+    assert found.rows[0].red == ("tests/test_calc.py",)
+    assert "nothing declares the missing module calc: an answer may write it" in found.line
+    assert diagnose(prepared(missing("calc", "numpy"), declared=("numpy",))).text == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [
+        ("numpy", "numpy"),
+        ("yaml", "pyyaml"),
+        ("PIL", "pillow"),
+        ("dateutil", "python-dateutil"),
+        ("psycopg2", "psycopg2-binary"),
+        ("typing_extensions", "typing-extensions"),
+        ("google", "google-cloud-storage"),
+        ("pytest", "anything"),
+        ("tkinter", "anything"),
+    ],
+)
+def test_a_missing_module_that_something_declares_is_not_installed(module: str, package: str) -> None:
+    assert f"the module {module} is not installed" in diagnose(prepared(missing(module), declared=(package,))).text
+
+
+def test_a_plugin_that_pytest_cannot_import_is_no_task() -> None:
+    output = "ImportError: Error importing plugin \"own_plugin\": No module named 'own_plugin'"
+    assert "own_plugin is not installed" in diagnose(prepared(missing("own_plugin", output=output))).text
 
 
 def test_what_a_tasks_own_check_looks_at_may_be_missing_yet_but_not_its_program() -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from moothall.errors import PatchRefused
-from moothall.repositories.changes import ChangeCaps, collect, measure
+from moothall.repositories.changes import ChangeCaps, collect, collect_tree, measure, same, stamps
+from moothall.repositories.objects import Change
+from moothall.repositories.patch_rules import FILE
 
 CAPS = ChangeCaps(file_bytes=10_000, total_bytes=100_000)
 
@@ -60,3 +62,34 @@ def test_folders_too_deep_to_be_counted_are_over_every_limit(tmp_path: Path) -> 
     assert measure(tmp_path, 10**9, 10**6)[1] > 10**6
     with pytest.raises(PatchRefused, match="deeper than 100"):
         collect(tmp_path, tmp_path, (), CAPS)
+
+
+@pytest.mark.parametrize("target", ["{away}", "../away", "inner"])
+def test_no_link_of_the_base_is_followed_to_compare(tmp_path: Path, target: str) -> None:
+    base, upper, away = tmp_path / "base", tmp_path / "upper", tmp_path / "away"
+    for folder in (base / "inner", upper / "link", away):
+        folder.mkdir(parents=True)
+        (folder / "secret").write_text("the same\n", encoding="utf-8")
+    (base / "link").symlink_to(target.format(away=away))
+    changes = collect(upper, base, ("inner/secret", "link"), CAPS)
+    assert [(change.path, change.content) for change in changes] == [("link/secret", b"the same\n")]
+    assert not same(base, Change("../away/secret", FILE, b"the same\n"))
+
+
+def test_links_to_folders_and_odd_names_of_a_whole_tree_are_unchanged_until_they_are(tmp_path: Path) -> None:
+    tree, odd = tmp_path / "tree", os.fsdecode(b"odd\n\xff")
+    (tree / "folder").mkdir(parents=True)
+    (tree / "folder/a").write_text("a", encoding="utf-8")
+    (tree / odd).write_text("odd", encoding="utf-8")
+    (tree / "near").symlink_to("folder")
+    (tree / "far").symlink_to("/usr")
+    before = stamps(tree)
+    files = ("far", "folder/a", "near", "never written", odd)
+    assert collect_tree(tree, before, files, CAPS) == []
+    for name in ("far", "near", odd):
+        (tree / name).unlink()
+    assert [(change.path, change.content) for change in collect_tree(tree, before, files, CAPS)] == [
+        ("far", None),
+        ("near", None),
+        (odd, None),
+    ]

@@ -144,16 +144,108 @@ async def test_a_submodule_is_no_file_and_cannot_be_changed(clone: TrustedClone,
         await clone.apply(sha, gone)
 
 
-@pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "a/../../outside", ".git/config", "..", "../../x"])
-async def test_symlinks_that_leave_the_tree_are_refused(clone: TrustedClone, sample: Repo, tmp_path: Path, target: str) -> None:
-    sha = sample.commit_tree(f"120000 blob {sample.blob(target)}\tlink")
+_OUTSIDE = ["/etc/passwd", "../outside", "a/../../outside", ".git/config", "..", "../../x", "a/../b", b"\xff"]
+
+
+@pytest.mark.parametrize("target", _OUTSIDE)
+async def test_a_link_of_the_base_that_leads_out_stays_and_cannot_be_changed(
+    clone: TrustedClone, sample: Repo, tmp_path: Path, target: str | bytes
+) -> None:
+    link = sample.blob(target)
+    sha = sample.commit_tree(f"120000 blob {link}\tlink", f"100644 blob {sample.blob('x')}\ta.txt")
     await clone.fetch(str(sample.path), sha)
-    with pytest.raises(RepositoryError, match="link"):
-        await clone.checkout(sha, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    assert await clone.checkout(sha, tmp_path / "out") == 0
+    link_target = os.fsencode((tmp_path / "out/link").readlink())
+    assert link_target == (target if isinstance(target, bytes) else target.encode())
+    assert await clone.files(sha) == ("a.txt", "link")
+    patch = await clone.commit_changes(sha, [Change("a.txt", "100644", b"y")], "the link stays")
+    assert patch.paths == ("a.txt",)
+    assert f"120000 blob {link}\tlink" in (await clone.ask("ls-tree", patch.commit_sha)).out.decode()
+    for change in (
+        Change("link", "120000", b"/etc/shadow"),
+        Change("link", "120000", b"a.txt"),
+        Change("link", "100644", b"x"),
+        Change("link", "120000", None),
+        Change("link/below", "100644", b"x"),
+    ):
+        with pytest.raises(PatchRefused, match="'link'"):
+            await clone.commit_changes(sha, [change], "no")
 
 
-@pytest.mark.parametrize("name", [".GIT", "git~1", ".git ", "..", ".g\u200cit", "a\\b"])
+@pytest.mark.parametrize("target", ["up/secret", "sub/../up", "here/up", "here/here/up/x", "out", "out/passwd"])
+async def test_no_link_of_a_patch_leads_out_through_one_of_the_base(clone: TrustedClone, sample: Repo, target: str) -> None:
+    lines = [f"120000 blob {sample.blob(to)}\t{name}" for name, to in (("here", "."), ("out", "/etc"), ("up", ".."))]
+    sha = sample.commit_tree(*lines, f"100644 blob {sample.blob('x')}\ta.txt")
+    await clone.fetch(str(sample.path), sha)
+    with pytest.raises(PatchRefused, match="'new'"):
+        await clone.commit_changes(sha, [Change("new", "120000", target.encode())], "no")
+    assert (await clone.commit_changes(sha, [Change("new", "120000", b"here/a.txt")], "inside")).paths == ("new",)
+
+
+async def test_no_patch_changes_where_a_link_of_the_base_leads_out(clone: TrustedClone, sample: Repo) -> None:
+    sample.write({"deep/er/x": "x", "b.txt": "b"})
+    (sample.path / "away").symlink_to("deep/er/../../../sibling")
+    (sample.path / "near").symlink_to("deep/er/../../b.txt")
+    sha = await fetched(clone, sample, sample.commit())
+    for change in (
+        [Change("deep/er/x", "100644", None), Change("deep/er", "120000", b"../")],
+        [Change("deep/er", "120000", b"..")],
+    ):
+        with pytest.raises(PatchRefused, match=r"may not change where '(away|near)' leads"):
+            await clone.commit_changes(sha, change, "no")
+
+
+_ODD_NAMES = [b"a\\b", b"line\nbreak", b"latin-\xe9", b"tab\tin", b"bell\x07", b"folder\xff/x\n"]
+
+
+@pytest.mark.parametrize("name", [os.fsdecode(name) for name in _ODD_NAMES])
+async def test_an_odd_name_of_the_base_stays_and_cannot_be_changed(
+    clone: TrustedClone, sample: Repo, tmp_path: Path, name: str
+) -> None:
+    sha = await fetched(clone, sample, sample.commit({"a.txt": "x", name: "odd"}))
+    await clone.checkout(sha, tmp_path / "out")
+    assert (tmp_path / "out" / name).read_text() == "odd"
+    files = await clone.files(sha)
+    assert "a.txt" in files
+    assert all(path.isprintable() and "\\" not in path for path in files)
+    patch = await clone.commit_changes(sha, [Change("a.txt", "100644", b"y")], "it stays")
+    assert patch.paths == ("a.txt",)
+    assert name in {entry.path for entry in await clone.entries(patch.commit_sha)}
+    for content in (b"changed", None):
+        with pytest.raises(PatchRefused, match="may not change"):
+            await clone.commit_changes(sha, [Change(name, "100644", content)], "no")
+    sample.git("rm", "--quiet", "--", name)
+    with pytest.raises(PatchRefused, match="may not change"):
+        await clone.apply(sha, sample.git("diff", "--cached", "--binary", "HEAD") + "\n")
+
+
+async def test_what_no_disk_can_hold_is_left_out_and_stays_in_the_tree(clone: TrustedClone, sample: Repo, tmp_path: Path) -> None:
+    kept = (f"100644 blob {sample.blob('x')}\t{'n' * 300}", f"120000 blob {sample.blob('')}\tempty")
+    nul = f"120000 blob {sample.blob(b'a' + bytes(1) + b'b')}\tnul"
+    sha = sample.commit_tree(f"100644 blob {sample.blob('x')}\ta.txt", *kept, nul)
+    await clone.fetch(str(sample.path), sha)
+    assert await clone.checkout(sha, tmp_path / "out") == 3
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.txt"]
+    patch = await clone.commit_changes(sha, [Change("a.txt", "100644", b"y")], "they stay")
+    listed = (await clone.ask("ls-tree", patch.commit_sha)).out.decode()
+    assert all(line in listed for line in (*kept, nul))
+
+
+@pytest.mark.parametrize(
+    ("mode", "seen"), [("100664", "100644"), ("100600", "100644"), ("100775", "100755"), ("100711", "100755")]
+)
+async def test_modes_of_old_tools_are_read_as_git_reads_them(clone: TrustedClone, sample: Repo, mode: str, seen: str) -> None:
+    blob = bytes.fromhex(sample.blob("x"))
+    raw = f"{mode} old".encode() + b"\0" + blob
+    tree = sample.git("hash-object", "-t", "tree", "-w", "--literally", "--stdin", stdin=raw + b"100644 z\0" + blob)
+    sha = sample.git("commit-tree", tree, "-m", "old")
+    sample.git("update-ref", "refs/heads/crafted", sha)
+    await clone.fetch(str(sample.path), sha)
+    assert [entry.mode for entry in await clone.entries(sha)] == [seen, "100644"]
+    assert (await clone.commit_changes(sha, [Change("z", "100644", b"y")], "one")).paths == ("z",)
+
+
+@pytest.mark.parametrize("name", [".GIT", "git~1", ".git ", "..", ".g\u200cit"])
 async def test_names_that_trick_are_refused(clone: TrustedClone, sample: Repo, name: str) -> None:
     sha = sample.commit_tree(f"100644 blob {sample.blob('x')}\t{name}")
     await clone.fetch(str(sample.path), sha)
@@ -164,11 +256,22 @@ async def test_names_that_trick_are_refused(clone: TrustedClone, sample: Repo, n
 async def test_a_link_and_a_folder_of_one_name_are_refused(clone: TrustedClone, sample: Repo) -> None:
     folder = sample.git("mktree", "-z", stdin=f"100644 blob {sample.blob('x')}\tpwned\0".encode())
     link = sample.blob("elsewhere")
-    for name in ("dir", "DIR"):
-        sha = sample.commit_tree(f"120000 blob {link}\t{name}", f"040000 tree {folder}\tdir")
-        await clone.fetch(str(sample.path), sha)
-        with pytest.raises(RepositoryError, match="twice"):
-            await clone.files(sha)
+    sha = sample.commit_tree(f"120000 blob {link}\tdir", f"040000 tree {folder}\tdir")
+    await clone.fetch(str(sample.path), sha)
+    with pytest.raises(RepositoryError, match="twice"):
+        await clone.files(sha)
+
+
+async def test_only_a_base_has_a_link_with_the_name_of_a_folder_but_for_case(
+    clone: TrustedClone, sample: Repo, tmp_path: Path
+) -> None:
+    (sample.path / "Src").symlink_to("src")
+    sha = await fetched(clone, sample, sample.commit())
+    await clone.checkout(sha, tmp_path / "out")
+    assert (tmp_path / "out/Src").readlink() == Path("src")
+    assert (await clone.commit_changes(sha, [solved()], "the link stays")).paths == ("src/utils.py",)
+    with pytest.raises(PatchRefused, match="'TESTS'"):
+        await clone.commit_changes(sha, [Change("TESTS", "120000", b"src")], "no")
 
 
 async def test_too_large_a_repository_is_refused(sample: Repo, tmp_path: Path) -> None:

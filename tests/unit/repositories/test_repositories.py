@@ -13,6 +13,7 @@ from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, PatchRefused, Refused, RepositoryError
+from moothall.repositories.delivery import branch_in_the_way
 from moothall.repositories.objects import Change
 from moothall.repositories.trusted import TrustedRepositories
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
@@ -328,6 +329,27 @@ async def test_delivery_refuses_what_it_must(trusted: TrustedRepositories, sampl
     with pytest.raises(RepositoryError, match="cannot make the branch"):
         await trusted.deliver(base, diff, "moothall/x", "m")
     assert sample.git("branch", "--list", "moothall/*") == ""
+
+
+@pytest.mark.parametrize("other", ["moothall", "moothall/task-1/x", "moothall/task-1"])
+async def test_a_branch_in_the_way_of_delivery_is_found_before(trusted: TrustedRepositories, sample: Repo, other: str) -> None:
+    base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
+    before = state(sample)
+    await trusted.check_delivery(base.repository, base.sha, "moothall/task-1")
+    assert state(sample) == before
+    sample.git("branch", other)
+    sample.git("pack-refs", "--all")
+    with pytest.raises(RepositoryError, match=r"'moothall/task-1' of .*Rename or delete what is in the way"):
+        await trusted.check_delivery(base.repository, base.sha, "moothall/task-1")
+    await trusted.register(str(sample.path), push="none")
+    await trusted.check_delivery(base.repository, base.sha, "moothall/task-1")
+
+
+@pytest.mark.parametrize("ref", ["moothall", "moothall/task-1", "moothall/task-1/x"])
+def test_a_branch_of_a_url_in_the_way_is_named(ref: str) -> None:
+    others = ["HEAD", "refs/heads/main", "refs/heads/moothall/task-10", "refs/heads/mooth"]
+    assert branch_in_the_way(others, "moothall/task-1") == ""
+    assert repr(ref) in branch_in_the_way([*others, f"refs/heads/{ref}"], "moothall/task-1")
 
 
 async def test_without_a_push_policy_there_is_no_branch(tmp_path: Path, sample: Repo) -> None:

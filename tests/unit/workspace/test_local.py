@@ -4,7 +4,8 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from moothall.repositories.objects import Change
 from moothall.repositories.patch_rules import FILE
 from moothall.sandbox import orphans
 from moothall.workspace.local import LocalWorkspace
-from support.local import PYTEST, Local, local, python
+from support.local import PYTEST, Local, in_pods, local, python
 from support.processes import command_line, descendants
-from support.repos import SAMPLE, SOLUTION
+from support.repos import SAMPLE, SOLUTION, Repo
 
 pytestmark = pytest.mark.e2e  # real sandboxes over and over: run with the end-to-end tests
 
@@ -174,6 +175,49 @@ async def test_what_no_patch_can_hold_is_refused(house: Local, prepared: Prepare
         assert answer["exit_code"] == 0, answer["output"]
         with pytest.raises(PatchRefused, match=why):
             await workspace.patch("bad")
+
+
+@pytest.mark.parametrize("kind", [local, in_pods])
+async def test_odd_entries_of_the_base_are_there_and_only_their_changes_are_refused(
+    tmp_path: Path, kind: Callable[..., AbstractAsyncContextManager[Local]]
+) -> None:
+    odd = os.fsdecode(b"odd\n\xff")
+    async with kind(tmp_path, FILES) as house:
+        repo = Repo(tmp_path / "repo")
+        repo.write({odd: "odd\n", f"pkg/{odd}": "odd\n", "back\\slash": "odd\n"})
+        for name, target in (("null", "/dev/null"), ("out", "../sibling"), ("passwd", "/etc/passwd")):
+            (repo.path / name).symlink_to(target)
+        house.sha = await house.clone.fetch(str(repo.path), repo.commit())
+        prepared = await house.prepared()
+        assert odd not in prepared.files
+        there = f"""
+import os
+assert all(open(name).read() == 'odd\\n' for name in ({odd!r}, {f"pkg/{odd}"!r}, 'back\\\\slash'))
+assert os.readlink('null') == '/dev/null' and open('null').read() == '' and os.readlink('out') == '../sibling'
+os.utime({odd!r})
+open('new.txt', 'w').close()
+"""
+        run = "import shutil, os; "
+        for code, refused in (
+            (there, ""),
+            (f"import os; os.unlink({odd!r})", "odd"),
+            (f"import os; os.rename({odd!r}, 'plain.txt')", "odd"),
+            ("import shutil; shutil.rmtree('pkg')", "pkg/odd"),
+            (f"open({odd!r}, 'w').write('changed')", "odd"),
+            (f"{run}os.unlink('passwd'); shutil.copy('run.sh', 'passwd')", "passwd"),
+            (f"{run}os.unlink('passwd'); os.mkdir('passwd'); shutil.copy('run.sh', 'passwd/x')", "passwd"),
+            (f"{run}os.symlink('out/x', 'deeper')", "deeper"),
+        ):
+            async with house.workspaces.open(prepared, "odd") as workspace:
+                answer = await workspace._box.request("run", wall_seconds=10, argv=python(code), env={})
+                assert answer["exit_code"] == 0, answer["output"]
+                if refused:
+                    with pytest.raises(PatchRefused, match=rf"may not change (where )?'{refused}"):
+                        await workspace.patch("no")
+                    await workspace.restore(())
+                    assert await workspace.changes() == []
+                else:
+                    assert (await workspace.patch("yes")).paths == ("new.txt",)
 
 
 async def test_of_extra_only_the_test_files_are_taken(house: Local, prepared: Prepared) -> None:

@@ -29,6 +29,7 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, key_of, own_id, read_role, seed_of
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.pauses import Pauses
+from moothall.domain.protocol import PROTOCOLS
 from moothall.domain.task import Deliberation, DeliberationRequest, Fork, RepositoryRef, check_deliberation
 from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import AlreadyExists, GraphUnavailable, InvalidRequest, MoothallError, NotFound, Permanent
@@ -157,7 +158,10 @@ class Desk:
         raise AssertionError("unreachable")
 
     async def _record(self, deliberation: Deliberation, request_digest: str) -> Deliberation:
-        """Put it on record and on the queue."""
+        """Put it on record and on the queue. Raises `RepositoryError` if its winner could not be delivered."""
+        if deliberation.repository is not None and deliberation.base_sha and not PROTOCOLS[deliberation.protocol].answers:
+            branch = f"moothall/{deliberation.task_id}"
+            await self._repositories.check_delivery(deliberation.repository.id, deliberation.base_sha, branch)
         asked = dump(deliberation) | {"request_digest": request_digest, "num_agents": len(deliberation.seats)}
         event = write_of(deliberation, EventType.DELIBERATION_REQUESTED, asked, time=self._clock().isoformat())
         try:

@@ -16,6 +16,7 @@ from typing import Any
 
 from moothall.config import WorkspaceSections
 from moothall.errors import PatchRefused, SandboxUnavailable, WorkspaceFailed
+from moothall.inside.protocol import pack_path, unpack_path
 from moothall.network.proxy import Proxy
 from moothall.repositories.changes import ChangeCaps, same
 from moothall.repositories.objects import Change
@@ -211,7 +212,9 @@ class JobBox(Box):
 
     async def changes(self, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
         """Ask the link, which reads them where they were written; what is as in the checkout is left out."""
-        said = await self._tell("changes", files=list(base_files), caps=[caps.file_bytes, caps.total_bytes, caps.entries])
+        said = await self._tell(
+            "changes", files=[*map(pack_path, base_files)], caps=[caps.file_bytes, caps.total_bytes, caps.entries]
+        )
         with _reading():
             found = [_change(one) for one in said["changes"]]
         base = self.place.tree[-1]
@@ -285,7 +288,7 @@ def _reading() -> Iterator[None]:
 
 
 def _change(said: Answer) -> Change:
-    path, mode, content = said["path"], said["mode"], said["content"]
+    path, mode, content = unpack_path(said["path"]), said["mode"], said["content"]
     archive.split_path(path)
     if mode not in MODES:
         raise ValueError(mode)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from moothall.errors import MoothallError, PatchRefused, WorkspaceFailed
-from moothall.inside.protocol import Frames, ProtocolError, pack
+from moothall.inside.protocol import Frames, ProtocolError, pack, pack_path, unpack_path
 from moothall.network.proxy import listener
 from moothall.repositories.changes import ChangeCaps, Stamp, collect_tree, measure, stamp, stamps
 from moothall.workspace.jobs import archive
@@ -150,7 +150,7 @@ class PodLink:
                     "full": size > int(request["most"]) + self._size or entries > len(self._before) + _ENTRIES,
                 }
             case "changes":
-                return self._changes(request["files"], ChangeCaps(*request["caps"]))
+                return self._changes([*map(unpack_path, request["files"])], ChangeCaps(*request["caps"]))
             case "port":
                 return {"status": "success", "port": self._port}
             case "pack":
@@ -185,7 +185,7 @@ class PodLink:
             "status": "success",
             "changes": [
                 {
-                    "path": one.path,
+                    "path": pack_path(one.path),
                     "mode": one.mode,
                     "content": None if one.content is None else base64.b64encode(one.content).decode(),
                 }

@@ -11,6 +11,7 @@ from moothall.collector import Collector
 from moothall.config import LimitSettings
 from moothall.council.front.desk import Desk
 from moothall.council.front.request import Defaults, plan
+from moothall.council.front.thread import find_request
 from moothall.council.prompting.briefing import Briefings
 from moothall.council.prompting.text import tokens
 from moothall.domain.budget import Budget
@@ -38,6 +39,17 @@ def bus() -> MemoryBus:
 @pytest.fixture
 def desk(bus: MemoryBus) -> Desk:
     return Desk(bus, Remembering(), Defaults(LimitSettings()), clock=lambda: NOW)
+
+
+async def test_a_winner_that_could_not_be_delivered_is_refused_before_anything_is_on_record(bus: MemoryBus) -> None:
+    repositories = Remembering()
+    repositories.blocked.add("moothall/t1")
+    desk = Desk(bus, repositories, Defaults(LimitSettings()), clock=lambda: NOW)
+    asked = replace(TASK, task_id="t1", repository=RepositoryRef(id="r", ref="a" * 40))
+    with pytest.raises(RepositoryError, match="moothall/t1"):
+        await desk.submit(asked, LOCAL)
+    assert await find_request(bus, "t1") is None
+    await desk.submit(replace(asked, protocol="ask"), LOCAL)  # an answer in words needs no branch
 
 
 def test_zero_means_the_default() -> None:
