@@ -371,6 +371,56 @@ def test_a_whole_suite_beside_files_that_pytest_finds_is_run_too() -> None:
     assert found({**files, "tox.ini": "[pytest]\npython_files = check_*.py\n"}).checks["tests"] == ("python", "-m", "pytest")
 
 
+MANAGE = "from django.core.management import execute_from_command_line\n"
+WEB = {"requirements.txt": "Django\n", "app1/tests.py": "", "web/settings.py": ""}
+
+
+@pytest.mark.parametrize(
+    ("files", "tests"),
+    [
+        ({**WEB, "manage.py": MANAGE}, "python manage.py test"),
+        ({**WEB, "manage.py": "from flask_script import Manager\n"}, "python -m pytest app1/tests.py"),
+        ({**WEB, "manage.py": MANAGE, "pytest.ini": "[pytest]\nDJANGO_SETTINGS_MODULE = web.settings\n"}, "python -m pytest app1/tests.py"),
+        ({**WEB, "manage.py": MANAGE, "app1/conftest.py": ""}, "python -m pytest app1/tests.py"),
+        (
+            {"requirements.txt": "", "backend/manage.py": "", "backend/web/settings.py": "", "backend/app/test_a.py": ""},
+            "env --chdir=backend python manage.py test",
+        ),
+        (
+            {"setup.py": "", "tests/test_a.py": "", "tox.ini": "[testenv]\nsetenv =\n    DJANGO_SETTINGS_MODULE = tests.settings\ncommands = django-admin test --pythonpath=. {posargs}\n"},
+            "env DJANGO_SETTINGS_MODULE=tests.settings python -m django test --pythonpath=.",
+        ),
+        (
+            {"setup.py": "", "tests/test_a.py": "", "noxfile.py": "session.run('python', '-m', 'django', 'test', '--settings=tests.settings')\n"},
+            "python -m django test --settings=tests.settings",
+        ),
+        ({"setup.py": "", "tests/test_a.py": "", "runtests.py": "", "tox.ini": "[testenv]\ncommands = python runtests.py\n"}, "python runtests.py"),
+    ],
+)  # fmt: skip
+def test_django_without_pytest_is_tested_by_its_own_runner(files: dict[str, str], tests: str) -> None:
+    assert " ".join(found(files).checks["tests"]) == tests
+
+
+def test_no_candidate_changes_what_starts_the_tests_of_django() -> None:
+    assert "manage.py" in found({**WEB, "manage.py": MANAGE}).protected
+
+
+@pytest.mark.parametrize(
+    ("files", "tests"),
+    [
+        ({"pytest.ini": "[pytest]\naddopts = --doctest-modules\n"}, "python -m pytest"),
+        ({"pyproject.toml": "[tool.pytest.ini_options]\naddopts = '--doctest-glob=*.md'\n"}, "python -m pytest"),
+        ({"setup.cfg": "[tool:pytest]\naddopts = --xdoctest\n"}, "python -m pytest"),
+        ({"tox.ini": "[testenv]\ncommands = pytest --doctest-modules thing.py\n"}, "python -m pytest --doctest-modules"),
+        ({"noxfile.py": "session.run('pytest', '--doctest-glob=*.rst')\n"}, "python -m pytest --doctest-glob=*.rst"),
+        ({"tox.ini": "[testenv]\ncommands = python -m doctest thing.py\n"}, "python -m pytest --doctest-modules"),
+        ({"pytest.ini": "[pytest]\naddopts = -q\n"}, ""),
+    ],
+)
+def test_examples_are_tests_where_the_project_says_so(files: dict[str, str], tests: str) -> None:
+    assert " ".join(found({"thing.py": "", **files}).checks.get("tests", ())) == tests
+
+
 @pytest.mark.parametrize(
     "text", ["[project]\ndependencies = ['--index-url=http://x']\n", "[dependency-groups]\ntest = ['-r /etc/passwd']\n"]
 )
