@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 MISSING = "missing"
 PLUGINS = "/opt/moothall/plugins"
 """Where our reporters lie in a sandbox."""
+SITE = "/tmp/moothall-site"  # noqa: S108 - inside the sandbox
+"""Where a build installs a package that lies in no folder of the repository; on the path of Python before the environment."""
 INSTEAD = ".moothall-instead"
 """The folder of test files that take the place of others where they are run, and not on the disk: see `plugins/moothall_instead.py`, and
 `built` for what is compiled."""
@@ -231,7 +233,7 @@ def variables(
     found = {
         "MOOTHALL_REPORTS": folder,
         "MOOTHALL_CASE_SECONDS": f"{seconds:g}",
-        "PYTHONPATH": plugins,
+        "PYTHONPATH": f"{plugins}:{SITE}",
         "PYTEST_ADDOPTS": " ".join(pytest),
         "PYTEST_PLUGINS": "moothall_pytest",  # also where a command sets PYTEST_ADDOPTS itself
         "NODE_OPTIONS": f"--require={plugins}/moothall_node.cjs",

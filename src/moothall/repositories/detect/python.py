@@ -9,6 +9,7 @@ from typing import Any
 
 from moothall.domain.repository import SetupStep
 from moothall.inside.checks import PLUGINS
+from moothall.repositories.detect.builds import Built, python_built
 from moothall.repositories.detect.django import configures_pytest, django_command, own_runner_files
 from moothall.repositories.detect.groups import extras, groups, plugins, requirement_files, runtime
 from moothall.repositories.detect.literals import setup_keyword, setup_requirements
@@ -62,18 +63,27 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, Project])
         checks["tests"] = tests
     if lint:
         checks["lint"] = ("python", "-m", "ruff", "check", ".")
+    installed = "build-system" in pyproject or "setup.py" in project.files
+    history = any(_ASKS_GIT.search(project.texts.get(name, "")) for name in ("pyproject.toml", "setup.py", "setup.cfg"))
+    versioned = project_name(project) if history else ""
+    built = (python_built(project, pyproject, PIP, versioned=versioned) if installed else None) or Built()
     return FoundProject(
         steps=(
             *_steps(project, pyproject, local),
+            *built.steps,
             *((SetupStep((*PIP, "ruff"), project.folder, optional=True),) if lint else ()),
         ),
         checks=checks,
         advisory=("lint",) if lint else (),
-        protected=(*(("ruff.toml", ".ruff.toml") if lint else ()), *own_runner_files(tests)),
-        reads=tuple(path for path in (*_READ, *requirement_files(project)) if path in project.files),
-        needs=_needs(project, pyproject),
+        protected=(*(("ruff.toml", ".ruff.toml") if lint else ()), *own_runner_files(tests), *built.protected),
+        reads=(
+            *(path for path in (*_READ, *requirement_files(project)) if path in project.files),
+            *built.reads,
+        ),
+        needs={**_needs(project, pyproject), **built.needs},
+        builds=built.builds,
         depends=tuple(siblings),
-        history=any(_ASKS_GIT.search(project.texts.get(name, "")) for name in ("pyproject.toml", "setup.py", "setup.cfg")),
+        history=history,
     )
 
 
