@@ -25,6 +25,18 @@ class SetupStep:
 
 
 @dataclass(frozen=True, slots=True)
+class BuildStep:
+    """A command that builds what checks run, in `folder`, before each check that judges.
+
+    `sources` are patterns of what it compiles, from `folder`: without a change to one of them it is not run. None: always.
+    """
+
+    argv: tuple[str, ...]
+    folder: str = ""
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """How to set up and check a repository; detected, or said by `.moothall.toml` or the registry.
 
@@ -38,8 +50,8 @@ class Profile:
     `steps` is a detected `setup` with its folders and ways out. `needs` says which toolchains it wants: language → versions,
     in the words of the project (python: a version specifier; node: a semver range; go: the least version; rust: a channel).
     `depends` maps a project's folder to the folders of those that it is built on; `notes` are said when the base is prepared.
-    With `history` set-up sees a `.git` of the commit and its nearest tag. `declared` are the Python packages that any file names as a
-    dependency, normalised.
+    With `history` set-up sees a `.git` of the commit and its nearest tag. `builds` are run before a check, in order. `declared` are the
+    Python packages that any file names as a dependency, normalised.
     """
 
     setup: tuple[tuple[str, ...], ...] = ()
@@ -56,6 +68,7 @@ class Profile:
     notes: tuple[str, ...] = ()
     history: bool = False
     declared: tuple[str, ...] = ()
+    builds: tuple[BuildStep, ...] = ()
 
 
 def with_checks(base: Base, checks: Mapping[str, tuple[str, ...]]) -> Base:

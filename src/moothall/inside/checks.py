@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 MISSING = "missing"
 PLUGINS = "/opt/moothall/plugins"
 """Where our reporters lie in a sandbox."""
+SITE = "/tmp/moothall-site"  # noqa: S108 - inside the sandbox
+"""Where a build installs a package that lies in no folder of the repository; on the path of Python before the environment."""
 INSTEAD = ".moothall-instead"
 """The folder of test files that take the place of others where they are run, and not on the disk: see `plugins/moothall_instead.py`, and
 `built` for what is compiled."""
 _GO_FACTOR = 6  # Go's limit is of a package's tests, not of one
 _PYTEST_FAILED, _PYTEST_NO_TESTS = 1, 5
 _NO_PROGRAM = (126, 127)
-_MAIN, _UNITTEST = "moothall_main", "moothall_unittest"
+_MAIN, _UNITTEST, _SCRIPT = "moothall_main", "moothall_unittest", "moothall_script"
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
+_DJANGO = frozenset({"manage.py", "django-admin", "django-admin.py"})
 _RUNNERS = frozenset({"mocha", "jest", "vitest", "borp"})
 _SCRIPTS = (".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx")
 _NODE = frozenset({"npm", "pnpm", "yarn", "npx", "node"})
@@ -53,6 +56,20 @@ def _is_unittest(argv: Sequence[str]) -> bool:
     return any(tuple(argv[at : at + 2]) == ("-m", "unittest") for at in range(1, min(len(argv), 8) - 1))
 
 
+def _django(argv: Sequence[str]) -> int:
+    """Return where a command says that Django's or a script's own runner of unittest runs, -1 where it does not."""
+    words = tuple(argv[:8])
+    for at, word in enumerate(words):
+        if word == _SCRIPT:
+            return -1
+        program, after = _program(word), words[at + 1 : at + 2]
+        if (program in _DJANGO and after == ("test",)) or program == "runtests.py":
+            return at
+        if words[at : at + 3] == ("-m", "django", "test"):
+            return at
+    return -1
+
+
 def runs_python_tests(argv: Sequence[str]) -> bool:
     """Whether a command runs tests in a Python process that our reporters are loaded in first."""
     return is_pytest(argv) or _is_unittest(argv)
@@ -70,7 +87,7 @@ def hidden_tests(argv: Sequence[str], script: str = "") -> tuple[str, ...]:
     """How the files end whose other words a command can be run with though the disk has them as they were. `script` is what it stands
     for, where it is that of a package.
     """
-    if runs_python_tests(argv):
+    if runs_python_tests(argv) or _django(argv) >= 0:
         return (".py",)
     if builds_tests(argv):
         return (".go", ".rs")
@@ -112,7 +129,7 @@ def command(
     argv = tuple(f"{part}:{PLUGINS}" if part.startswith("PYTHONPATH=") else part for part in argv)  # after `env`
     if is_pytest(argv):
         return _pytest(argv, cases or paths, keyword)
-    if _is_unittest(argv):
+    if _is_unittest(argv) or _django(argv) >= 0:
         return _unittest(argv, paths, cases)
     if _is(argv, "go", "test"):
         return _go(argv, paths, cases, seconds)
@@ -143,9 +160,26 @@ def _safe(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _unittest(argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str]) -> tuple[str, ...]:
+    if (own := _django(argv)) >= 0:
+        return _own_runner(argv, own, paths, cases)
     at = argv.index("unittest")
     said = argv[at + 1 :] if not paths else _operands(paths)
     return (*argv[:at], _UNITTEST, *said, *(word for case in cases for word in ("-k", case)))
+
+
+def _own_runner(argv: tuple[str, ...], at: int, paths: Sequence[str], cases: Sequence[str]) -> tuple[str, ...]:
+    """Start a script that runs unittest's runner by our own module, so that it tells its cases."""
+    script = argv[at:]
+    if _program(argv[at]).startswith("django-admin"):
+        script = ("-m", "django", *argv[at + 1 :])
+    python = () if any(_PYTHON.fullmatch(_program(word)) for word in argv[:at]) else ("python",)
+    folder = next((f"{word[8:].strip('/')}/" for word in argv[:at] if word.startswith("--chdir=")), "")
+    inner = (path.removeprefix(folder).removesuffix(".py").strip("/") for path in paths)
+    labels = () if cases else tuple(path.replace("/", ".") for path in inner)
+    return (
+        *(*argv[:at], *python, "-m", _SCRIPT, *script, *labels),
+        *(word for case in cases for word in ("-k", case)),
+    )
 
 
 def _go(argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str], seconds: float) -> tuple[str, ...]:
@@ -199,7 +233,7 @@ def variables(
     found = {
         "MOOTHALL_REPORTS": folder,
         "MOOTHALL_CASE_SECONDS": f"{seconds:g}",
-        "PYTHONPATH": plugins,
+        "PYTHONPATH": f"{plugins}:{SITE}",
         "PYTEST_ADDOPTS": " ".join(pytest),
         "PYTEST_PLUGINS": "moothall_pytest",  # also where a command sets PYTEST_ADDOPTS itself
         "NODE_OPTIONS": f"--require={plugins}/moothall_node.cjs",
@@ -207,7 +241,7 @@ def variables(
         "GOFLAGS": "-count=1",  # what was green is run, not remembered
         "RUFF_OUTPUT_FORMAT": "concise",
     }
-    if {_MAIN, _UNITTEST} & {*argv[:8]}:
+    if {_MAIN, _UNITTEST, _SCRIPT} & {*argv[:12]}:
         found["PYTHONSAFEPATH"] = "1"  # they put the working directory on the path themselves, once the runner is loaded
     if apart:
         found["MOOTHALL_APART"] = os.pathsep.join(apart)

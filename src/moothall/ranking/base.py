@@ -15,6 +15,7 @@ from moothall.domain.repository import Prepared, Profile
 from moothall.domain.task import VALIDATION
 from moothall.ranking.assess import cases_of
 from moothall.ranking.gates import name_cases, plain
+from moothall.ranking.obstacles import environment_line, folder_off_the_path
 
 _SLOW_MS = 1000
 _SLOWEST = 5
@@ -28,6 +29,7 @@ _SUBCOMMAND = re.compile(r"(?m)^error: no such command: `(?P<name>[\w-]{1,100})`
 _NO_TESTS = re.compile(
     r"(?mi)^.{0,60}\bno tests?(?: files?)? (?:were )?found\b|^.{0,10}Couldn.t find any files to test"
 )  # runners of Node
+_RAN_NONE = re.compile(r"(?m)^Ran 0 tests in ")  # unittest's, also within Django
 _MODULE = re.compile(r"No module named '?(?P<name>\w+)")
 _OWN_FILE = ".moothall.toml"
 _NAMED = 3
@@ -163,6 +165,18 @@ def _fault(prepared: Prepared, run: CheckRun) -> tuple[str, str]:
     if missing and all(_is_needed(name, run, prepared.base.profile) for name in missing):
         declare = f'Add it to what the project declares for its tests, or to setup = ["…"] in {_OWN_FILE}.'
         return f"the module {', '.join(missing[:_NAMED])} is not installed", declare
+    module, folder = folder_off_the_path(run, prepared.files)
+    if module:
+        advice = (
+            f'Say so in the project (pythonpath = ["{folder}"] among pytest\'s options, or a [build-system] that '
+            f'installs it), or name in [checks] of {_OWN_FILE}: tests = "env PYTHONPATH={folder} python -m pytest".'
+        )
+        return f"the module {module} lies in {folder}/, which is neither installed nor on the path", advice
+    if line := environment_line(run):
+        return f"the environment fails before the first case: {line}", (
+            f'Provide what it needs by setup = ["…"] in {_OWN_FILE}, or name a command in [checks] there '
+            "that runs the tests without it."
+        )
     return _nothing_ran(run, argv)
 
 
@@ -180,7 +194,7 @@ def _nothing_ran(run: CheckRun, argv: Sequence[str]) -> tuple[str, str]:
         )
     if run.exit_code == _USAGE and not run.cases and "pytest" in " ".join(argv) and "ImportError while loading" not in run.output:
         return "pytest refuses its options", f"Mend the project's pytest configuration, or [checks] in {_OWN_FILE}."
-    if not run.cases and run.exit_code and _NO_TESTS.search(run.output):
+    if not run.cases and ((run.exit_code and _NO_TESTS.search(run.output)) or _RAN_NONE.search(run.output)):
         return "no test was found", f"Name the command that runs the tests in [checks] of {_OWN_FILE}."
     if run.verdict is Verdict.MISSING or (run.cases and set(run.cases.values()) <= {"skipped"}):
         what = f"all of its {len(run.cases)} tests were skipped" if run.cases else "no test was collected"

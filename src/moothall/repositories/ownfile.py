@@ -10,11 +10,12 @@ from pathlib import Path
 
 from moothall.domain.repository import Profile
 from moothall.errors import AlreadyExists, RepositoryError
+from moothall.repositories.detect import setup_of
 from moothall.repositories.profile import OWN_FILE, PROTECTED, Commands
 
 _HEAD = (
     "# How Moothall sets this repository up and checks it. Councils read it from the commit that they work on.\n"
-    "# `setup` runs once for each lock file, with the network; `checks` run without. No shell runs either.\n"
+    "# `setup` runs once for each lock file, with the network; `build` before each check, and `checks`, run without. No shell runs any.\n"
 )
 
 
@@ -22,6 +23,7 @@ def commands_of(profile: Profile) -> Commands:
     """Return what a file must say so that the same profile comes of it."""
     said = {
         "setup": profile.setup,
+        "build": setup_of(profile.builds),
         "checks": dict(profile.checks),
         "protected": tuple(pattern for pattern in profile.protected if pattern not in PROTECTED),
         "known_failures": profile.known_failures,

@@ -5,6 +5,7 @@ at /env, made before setup; its `bin` is first on the PATH. A `.moothall.toml` (
 a shell would, but no shell runs it):
 
     setup = ["/env/bin/pip install -r ci.txt"]
+    build = ["python setup.py build_ext --inplace"] # run before each check that judges: what is compiled from the files
     protected = ["golden/**", "!tests/data/**"]     # added to the usual test files; '!' takes back
     known_failures = ["tests/test_old.py::test_flaky"]
     advisory = ["lint"]                             # checks that are shown and decide nothing
@@ -31,7 +32,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from moothall.domain.ids import digest
-from moothall.domain.repository import Profile
+from moothall.domain.repository import BuildStep, Profile
 from moothall.errors import RepositoryError, wrong_fields
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.declared import declared_packages, lists_of_packages
@@ -106,11 +107,13 @@ class Commands(BaseModel):
     reports: Annotated[dict[Annotated[str, AfterValidator(_check_name)], _Patterns], Field(max_length=20)] | None = None
     advisory: Annotated[tuple[Annotated[str, AfterValidator(_check_name)], ...], Field(max_length=20)] = ()
     folders: Annotated[dict[Annotated[str, AfterValidator(_check_name)], _Folder], Field(max_length=20)] = Field({})
+    build: Annotated[tuple[_Argv, ...], Field(max_length=50)] | None = None
 
     def over(self, other: Commands) -> Commands:
         """Return these where they say something, else the other's; patterns and failures of both."""
         return Commands(
             setup=other.setup if self.setup is None else self.setup,
+            build=other.build if self.build is None else self.build,
             checks=other.checks if self.checks is None else self.checks,
             protected=(*other.protected, *self.protected),
             known_failures=(*other.known_failures, *self.known_failures),
@@ -167,7 +170,15 @@ def make_profile(
         notes=found.notes if detected else (),
         history=found.history or said.setup is not None,
         declared=declared_packages(texts, setup),
+        builds=_builds(found, said),
     )
+
+
+def _builds(found: Detected, said: Commands) -> tuple[BuildStep, ...]:
+    """Return what builds before a check: what a person said, else what was detected, with a set-up that is detected too."""
+    if said.build is not None:
+        return tuple(BuildStep(argv) for argv in said.build)
+    return found.builds if said.setup is None else ()
 
 
 def read_text(path: Path, limit: int = TEXT_BYTES) -> str | None:

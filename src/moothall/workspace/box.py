@@ -28,7 +28,7 @@ EXECUTOR = "moothall.inside.executor"
 START_SECONDS = 20.0
 _GRACE_SECONDS = 5.0  # less than the gate's: an executor that says nothing is lost, and its turns are done again elsewhere
 _LOOK_PAUSE = 0.25
-_LONG = frozenset({"setup", "check"})  # whose limits are said by who asks
+_LONG = frozenset({"setup", "build", "check"})  # whose limits are said by who asks
 _OFFLINE = {"GOPROXY": "off", "CARGO_NET_OFFLINE": "true", "npm_config_offline": "true", "PIP_NO_INDEX": "1"}
 _PROXIES = (
     *("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"),

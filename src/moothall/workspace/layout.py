@@ -60,7 +60,9 @@ class Layout:
 
 def uses_environment(base: Base) -> bool:
     """Whether the profile wants a Python environment at /env: set-up installs into it, or checks run from it."""
-    commands = (*base.profile.setup, *(step.argv for step in base.profile.steps), *base.profile.checks.values())
+    profile = base.profile
+    steps = (step.argv for step in (*profile.steps, *profile.builds))
+    commands = (*profile.setup, *steps, *profile.checks.values())
     programs = {argv[0] for argv in commands if argv}
     return any(program in _PYTHON or program.startswith(f"{ENVIRONMENT}/bin/") for program in programs)
 
@@ -90,4 +92,5 @@ def prepared_key(base: Base) -> str:
     checks = repr(sorted(base.profile.checks.items())) + (
         repr(sorted(base.profile.folders.items())) if base.profile.folders else ""
     )
+    checks += repr(base.profile.builds) if base.profile.builds else ""
     return digest(base.repository, base.sha, checks, environment_key(base), *_image(base))[:_KEY_CHARS]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import os
 import platform
+import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from moothall.aio import seconds_until
 from moothall.config import SandboxSettings, WorkspaceSections
 from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.evidence import CheckRun, Verdict
-from moothall.domain.repository import Base, Patch, Prepared
+from moothall.domain.repository import Base, BuildStep, Patch, Prepared
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import (
     AlreadyExists,
@@ -175,18 +176,66 @@ class LocalWorkspace:
         self, name: str, command: tuple[str, ...], limit: limits.CheckLimit, cases: Sequence[str] = (), apart: Sequence[str] = ()
     ) -> dict[str, Any]:
         profile = self.base.profile
-        return await self._box.request(
-            "check",
-            wall_seconds=limit.seconds,
-            argv=command,
-            env={**self._box.variables(), **checks.variables(command, seconds=limit.case_seconds, cases=cases, apart=apart)},
-            check={
-                "name": name,
-                "folder": profile.folders.get(name, ""),
-                "seconds": limit.case_seconds,
-                "reports": profile.reports.get(name, ()),
-            },
-        )
+        variables = checks.variables(command, seconds=limit.case_seconds, cases=cases, apart=apart)
+        told = {
+            "name": name,
+            "folder": profile.folders.get(name, ""),
+            "seconds": limit.case_seconds,
+            "reports": profile.reports.get(name, ()),
+        }
+        async with self._built(limit.seconds) as (box, failed):
+            if failed is not None:
+                return failed
+            return await box.request(
+                "check",
+                wall_seconds=limit.seconds,
+                argv=command,
+                env={**box.variables(), **variables},
+                check=told,
+            )
+
+    @asynccontextmanager
+    async def _built(self, seconds: float) -> AsyncIterator[tuple[Box, dict[str, Any] | None]]:
+        """Yield a box in which the files are built as they are now, and the answer of a build that failed.
+
+        What a build leaves is no change of the workspace: it is done in a box beside, or taken back.
+        """
+        steps = await self._builds()
+        if not steps:
+            yield self._box, None
+            return
+        if isinstance(self._box, LocalBox):
+            place = self._place_beside("build", self._limits)
+            async with self._pool.start(place, beside=self._box) as box:
+                yield box, await self._build(box, steps, seconds)
+            return
+        before = await self.changes()
+        yield self._box, await self._build(self._box, steps, seconds)
+        with suppress(PatchRefused):  # more than a patch can hold: what follows in this workspace says so
+            if await self.changes() != before:
+                await self.restore(before)
+
+    async def _builds(self) -> tuple[BuildStep, ...]:
+        """Return the steps that build something of what differs from the base."""
+        steps = self.base.profile.builds
+        if all(not step.sources for step in steps):
+            return steps
+        try:
+            paths = [change.path for change in await self.changes()]
+        except PatchRefused:
+            return steps
+        return tuple(step for step in steps if not step.sources or any(_is_source(step, path) for path in paths))
+
+    async def _build(self, box: Box, steps: Sequence[BuildStep], seconds: float) -> dict[str, Any] | None:
+        """Run steps in order; return the first answer that is no success, as that of a check."""
+        wall = max(seconds, self._settings.workspace.check_seconds)
+        for step in steps:
+            answer = await box.request("build", wall_seconds=wall, argv=step.argv, env=box.variables(), folder=step.folder)
+            if answer.get("status") == "success" and answer.get("exit_code") == 0:
+                continue
+            said = f"the build failed: {shlex.join(step.argv)}\n{answer.get('output') or answer.get('error') or ''}"
+            return {**answer, "output": said, "cases": {}, "verdict": checks.verdict(("make",), 1, {})}
+        return None
 
     async def changes(self) -> list[Change]:
         """Return what differs from the base. Raises `PatchRefused`."""
@@ -309,6 +358,11 @@ class LocalWorkspace:
         fits = checks.is_pytest(own) if tool == "tests.pytest" else own[:1] == default[:1]
         keyword = arguments.get("keyword", "")
         return checks.command(own if fits else default, arguments.get("paths", ()), keyword, seconds=seconds)
+
+
+def _is_source(step: BuildStep, path: str) -> bool:
+    inner = path.removeprefix(f"{step.folder}/") if step.folder else path
+    return (inner != path or not step.folder) and patch_rules.matches(step.sources, inner)
 
 
 def _has_python(env: Path | None) -> bool:

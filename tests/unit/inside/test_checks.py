@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from moothall.inside.checks import PLUGINS, command, is_pytest, variables, verdict
+from moothall.inside.checks import PLUGINS, command, hidden_tests, is_pytest, variables, verdict
 
 PYTEST = ("python", "-m", "pytest", "-q")
 GO = ("go", "test", "./...")
@@ -100,3 +100,34 @@ def test_a_python_path_of_the_projects_own_is_kept() -> None:
 )
 def test_what_is_pytest(argv: tuple[str, ...], *, expected: bool) -> None:
     assert is_pytest(argv) is expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "started"),
+    [
+        ("python manage.py test", "python -m moothall_script manage.py test"),
+        ("python -W error manage.py test app1", "python -W error -m moothall_script manage.py test app1"),
+        ("./manage.py test", "python -m moothall_script ./manage.py test"),
+        ("uv run manage.py test", "uv run python -m moothall_script manage.py test"),
+        ("env --chdir=web python manage.py test", "env --chdir=web python -m moothall_script manage.py test"),
+        ("python -m django test --settings=a.b", "python -m moothall_script -m django test --settings=a.b"),
+        ("django-admin test app1", "python -m moothall_script -m django test app1"),
+        ("python tests/runtests.py -v", "python -m moothall_script tests/runtests.py -v"),
+    ],
+)
+def test_a_runner_of_unittest_in_a_script_is_ours(argv: str, started: str) -> None:
+    words = tuple(argv.split())
+    assert command(words) == tuple(started.split())
+    assert command(command(words)) == command(words)
+    assert command(words, cases=("app1.tests.T.test_a",))[-2:] == ("-k", "app1.tests.T.test_a")
+    assert command(words, ("app1/tests.py",))[-1] == "app1.tests"
+    assert hidden_tests(words) == (".py",)
+
+
+def test_a_label_of_django_begins_in_the_folder_where_it_runs() -> None:
+    words = ("env", "--chdir=web", "python", "manage.py", "test")
+    assert command(words, ("web/app1/tests.py",))[-1] == "app1.tests"
+
+
+def test_another_command_of_django_is_run_as_it_is() -> None:
+    assert command(("python", "manage.py", "check")) == ("python", "manage.py", "check")

@@ -207,6 +207,26 @@ def test_unittest(tmp_path: Path) -> None:
     assert "hit the limit of 0.5 s" in cases.said["test_a.TestA.test_loop"]
 
 
+_SCRIPT = """
+import sys
+import unittest
+
+if __name__ == "__main__":
+    assert sys.argv[1:] == ["test"], sys.argv
+    suite = unittest.defaultTestLoader.discover(".", "test_*.py")
+    sys.exit(not unittest.TextTestRunner(resultclass=None).run(suite).wasSuccessful())
+"""
+
+
+def test_a_script_that_runs_unittests_runner_tells_its_cases(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text(UNITTESTS, encoding="utf-8")
+    (tmp_path / "manage.py").write_text(_SCRIPT, encoding="utf-8")
+    cases = run(tmp_path, (sys.executable, "manage.py", "test"), 0.5)
+    assert cases.results["test_a.TestA.test_fine"] == "passed"
+    assert cases.results["test_a.TestA.test_red"] == "failed"
+    assert cases.results["test_a.TestB"] == "errored"
+
+
 _STANDS = """
 import pathlib, time, unittest
 

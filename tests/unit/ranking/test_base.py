@@ -162,3 +162,67 @@ def test_an_advisory_check_is_no_fault_and_no_check_is_said() -> None:
     assert diagnose(prepared(run, advisory=("tests",))).text == ""
     bare = Prepared(Base("r", "0" * 40, Profile()), "key", FILES)
     assert "no check" in diagnose(bare).line
+
+
+def red(*said: str) -> CheckRun:
+    cases = {f"t{number}": "errored" for number, _ in enumerate(said)}
+    details = {f"t{number}": text for number, text in enumerate(said)}
+    return CheckRun("tests", Verdict.FAILED, cases, details=details, exit_code=1)
+
+
+def fault(run: CheckRun, *files: str) -> tuple[str, str]:
+    base = Base("r", "0" * 40, Profile(checks={"tests": ("python", "-m", "pytest")}))
+    (row,) = diagnose(Prepared(base, "key", files, {"tests": run})).rows
+    return row.fault, row.advice
+
+
+def test_a_src_layout_that_nobody_installs_gets_advice() -> None:
+    missing = red("E ModuleNotFoundError: No module named 'own'")
+    said, advice = fault(missing, "src/own/__init__.py", "tests/test_a.py")
+    assert said == "the module own lies in src/, which is neither installed nor on the path"
+    assert 'tests = "env PYTHONPATH=src python -m pytest"' in advice
+    assert fault(missing, "python/lib/own.py")[0].startswith("the module own lies in python/lib/")
+
+
+@pytest.mark.parametrize(
+    ("run", "files"),
+    [
+        (red("No module named 'own'", "assert 1 == 2"), ("src/own/__init__.py",)),
+        (red("No module named 'own.new'"), ("own/__init__.py", "src/own/__init__.py")),
+        (red("No module named 'util'"), ("pkg/__init__.py", "pkg/util.py")),
+    ],
+)
+def test_a_module_that_a_candidate_can_provide_is_no_fault(run: CheckRun, files: tuple[str, ...]) -> None:
+    assert fault(run, *files) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Internal Error: Error when performing the request to https://registry.example.org/pnpm; for troubleshooting help",
+        " ERR_PNPM_META_FETCH_FAIL  GET https://registry.example.org/pnpm: request failed",
+        "npm error code ENOTCACHED",
+        "Usage Error: The project in /workspace/package.json doesn't seem to have been installed",
+        "error: Failed to fetch: `https://example.org/simple/six/`",
+        "go: go.mod requires go >= 1.30 (running go 1.22; GOTOOLCHAIN=local)",
+        "error: failed to get `x`: attempting to make an HTTP request, but --offline was specified",
+        'django.db.utils.OperationalError: connection to server at "127.0.0.1", port 5432 failed: Connection refused',
+    ],
+)
+def test_what_the_environment_keeps_from_running_is_said_with_its_line(line: str) -> None:
+    said, advice = fault(CheckRun("tests", Verdict.FAILED, output=f"> t test\n{line}\n", exit_code=1))
+    assert said == f"the environment fails before the first case: {line.strip()}"
+    assert "setup" in advice
+    assert fault(red(f"E {line}"))[0].startswith("the environment fails")
+    assert fault(red(f"E {line}", "assert 1 == 2")) == ("", ""), "another case ran"
+    ran = CheckRun("tests", Verdict.FAILED, {"a": "passed", "b": "failed"}, output=line, exit_code=1)
+    assert fault(ran) == ("", ""), "a case is green"
+
+
+def test_a_test_that_is_refused_a_connection_by_the_code_under_test_is_no_fault_of_the_environment() -> None:
+    refused = CheckRun("tests", Verdict.FAILED, output="ConnectionRefusedError: [Errno 111] Connection refused", exit_code=1)
+    assert fault(refused) == ("", "")
+
+
+def test_a_runner_that_ran_no_test_judges_nothing() -> None:
+    assert fault(CheckRun("tests", Verdict.PASSED, output="Ran 0 tests in 0.000s\n\nOK\n"))[0] == "no test was found"

@@ -371,6 +371,108 @@ def test_a_whole_suite_beside_files_that_pytest_finds_is_run_too() -> None:
     assert found({**files, "tox.ini": "[pytest]\npython_files = check_*.py\n"}).checks["tests"] == ("python", "-m", "pytest")
 
 
+MANAGE = "from django.core.management import execute_from_command_line\n"
+WEB = {"requirements.txt": "Django\n", "app1/tests.py": "", "web/settings.py": ""}
+
+
+@pytest.mark.parametrize(
+    ("files", "tests"),
+    [
+        ({**WEB, "manage.py": MANAGE}, "python manage.py test"),
+        ({**WEB, "manage.py": "from flask_script import Manager\n"}, "python -m pytest app1/tests.py"),
+        ({**WEB, "manage.py": MANAGE, "pytest.ini": "[pytest]\nDJANGO_SETTINGS_MODULE = web.settings\n"}, "python -m pytest app1/tests.py"),
+        ({**WEB, "manage.py": MANAGE, "app1/conftest.py": ""}, "python -m pytest app1/tests.py"),
+        (
+            {"requirements.txt": "", "backend/manage.py": "", "backend/web/settings.py": "", "backend/app/test_a.py": ""},
+            "env --chdir=backend python manage.py test",
+        ),
+        (
+            {"setup.py": "", "tests/test_a.py": "", "tox.ini": "[testenv]\nsetenv =\n    DJANGO_SETTINGS_MODULE = tests.settings\ncommands = django-admin test --pythonpath=. {posargs}\n"},
+            "env DJANGO_SETTINGS_MODULE=tests.settings python -m django test --pythonpath=.",
+        ),
+        (
+            {"setup.py": "", "tests/test_a.py": "", "noxfile.py": "session.run('python', '-m', 'django', 'test', '--settings=tests.settings')\n"},
+            "python -m django test --settings=tests.settings",
+        ),
+        ({"setup.py": "", "tests/test_a.py": "", "runtests.py": "", "tox.ini": "[testenv]\ncommands = python runtests.py\n"}, "python runtests.py"),
+    ],
+)  # fmt: skip
+def test_django_without_pytest_is_tested_by_its_own_runner(files: dict[str, str], tests: str) -> None:
+    assert " ".join(found(files).checks["tests"]) == tests
+
+
+def test_no_candidate_changes_what_starts_the_tests_of_django() -> None:
+    assert "manage.py" in found({**WEB, "manage.py": MANAGE}).protected
+
+
+@pytest.mark.parametrize(
+    ("files", "tests"),
+    [
+        ({"pytest.ini": "[pytest]\naddopts = --doctest-modules\n"}, "python -m pytest"),
+        ({"pyproject.toml": "[tool.pytest.ini_options]\naddopts = '--doctest-glob=*.md'\n"}, "python -m pytest"),
+        ({"setup.cfg": "[tool:pytest]\naddopts = --xdoctest\n"}, "python -m pytest"),
+        ({"tox.ini": "[testenv]\ncommands = pytest --doctest-modules thing.py\n"}, "python -m pytest --doctest-modules"),
+        ({"noxfile.py": "session.run('pytest', '--doctest-glob=*.rst')\n"}, "python -m pytest --doctest-glob=*.rst"),
+        ({"tox.ini": "[testenv]\ncommands = python -m doctest thing.py\n"}, "python -m pytest --doctest-modules"),
+        ({"pytest.ini": "[pytest]\naddopts = -q\n"}, ""),
+    ],
+)
+def test_examples_are_tests_where_the_project_says_so(files: dict[str, str], tests: str) -> None:
+    assert " ".join(found({"thing.py": "", **files}).checks.get("tests", ())) == tests
+
+
+EXTENSION = "from setuptools import setup, Extension\nsetup(ext_modules=[Extension('x', ['x.c'])])\n"
+MATURIN = '[build-system]\nrequires = ["maturin>=1"]\nbuild-backend = "maturin"\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "command"),
+    [
+        ({"setup.py": EXTENSION, "x.c": ""}, "python setup.py build_ext --inplace --force"),
+        (
+            {"pyproject.toml": "[build-system]\nrequires = ['setuptools']\n[[tool.setuptools.ext-modules]]\nname = 'x'\n", "x.c": ""},
+            "python -c 'import setuptools; setuptools.setup()' build_ext --inplace --force",
+        ),
+        ({"pyproject.toml": MATURIN + "[tool.maturin]\npython-source = 'python'\n", "Cargo.toml": "", "x.c": ""}, "maturin develop --offline --skip-install"),
+        ({"pyproject.toml": MATURIN, "Cargo.toml": "", "x.c": ""}, "--target /tmp/moothall-site ."),
+        ({"package.json": json.dumps({"scripts": {"test": "node --test"}}), "binding.gyp": "", "x.c": ""}, "node-gyp configure build"),
+    ],
+)  # fmt: skip
+def test_compiled_code_is_built_again(files: dict[str, str], command: str) -> None:
+    python = {} if "package.json" in files else {"tests/test_a.py": ""}
+    one = found({**python, **files})
+    (build,) = one.builds
+    assert command in build.argv[-1]
+    assert any(command in step.argv[-1] and step.optional for step in one.steps), "set-up tries it"
+    assert "*.c" in build.sources
+    assert "x.c" in one.reads, "another commit with other sources is set up anew"
+
+
+def test_meson_builds_by_itself_with_what_it_was_installed_with() -> None:
+    meson = "[build-system]\nrequires = ['meson-python', 'cython']\nbuild-backend = 'mesonpy'\n"
+    one = found({**TESTED, "pyproject.toml": meson, "meson.build": ""})
+    needed, again = one.steps[-2:]
+    assert {"meson", "ninja", "cython"} <= set(needed.argv)
+    assert again.argv[-4:] == ("--no-build-isolation", "--no-deps", "-e", ".")
+    assert "meson.build" in one.protected
+
+
+@pytest.mark.parametrize(
+    ("package", "built"),
+    [
+        ({"main": "dist/index.js", "scripts": {"test": "mocha", "build": "tsc"}}, True),
+        ({"exports": {".": {"require": "./lib/a.cjs"}}, "scripts": {"test": "node --test", "build": "rollup -c"}}, True),
+        ({"main": "dist/index.js", "scripts": {"test": "npm run build && mocha", "build": "tsc"}}, False),
+        ({"main": "dist/index.js", "scripts": {"test": "vitest run", "build": "tsc"}}, False),
+        ({"main": "src/index.js", "scripts": {"test": "mocha", "build": "tsc"}}, False),
+        ({"main": "dist/index.js", "scripts": {"test": "mocha"}}, False),
+    ],
+)
+def test_what_tests_of_a_node_package_read_is_built_again(package: dict[str, object], built: bool) -> None:  # noqa: FBT001
+    builds = found({"package.json": json.dumps(package), "src/index.ts": ""}).builds
+    assert [build.sources for build in builds] == ([()] if built else [])
+
+
 @pytest.mark.parametrize(
     "text", ["[project]\ndependencies = ['--index-url=http://x']\n", "[dependency-groups]\ntest = ['-r /etc/passwd']\n"]
 )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from moothall.domain.repository import SetupStep
+from moothall.domain.repository import BuildStep, SetupStep
 from moothall.repositories.detect import node, others
 from moothall.repositories.detect import python as pythons
 from moothall.repositories.detect.project import FoundProject, Project, strings, table
@@ -43,6 +43,7 @@ class Detected:
     depends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     history: bool = False
+    builds: tuple[BuildStep, ...] = ()
 
 
 def wanted_files(files: Collection[str], most: int = MOST_PROJECTS) -> tuple[str, ...]:
@@ -121,6 +122,7 @@ def _is_covered(project: Project, root: Project, found: Mapping[str, FoundProjec
 def _together(own: FoundProject | None, inner: Mapping[str, FoundProject], notes: list[str]) -> Detected:
     """Return all projects as one profile; those in folders name their checks after them."""
     steps: list[SetupStep] = []
+    builds: list[BuildStep] = []
     checks: dict[str, tuple[str, ...]] = {}
     advisory, protected, reads = [], [], []
     needs: dict[str, str] = {}
@@ -139,13 +141,24 @@ def _together(own: FoundProject | None, inner: Mapping[str, FoundProject], notes
         # What cannot be set up in one folder of several is red there, and says so; the others can be worked on.
         several = bool(inner) and (len(inner) > 1 or not alone or not folder)
         steps += [replace(step, optional=True) for step in found.steps] if several and (folder or alone) else found.steps
+        builds += found.builds
         protected += [_below(folder, pattern) for pattern in found.protected]
         reads += [f"{folder}/{path}" if folder else path for path in found.reads]
         needs = {**needs, **{key: _both(key, needs.get(key, ""), value) for key, value in found.needs.items()}}
         if found.depends:
             depends[folder] = found.depends
     return Detected(
-        tuple(steps), checks, tuple(advisory), tuple(protected), tuple(reads), needs, folders, depends, tuple(notes), history
+        tuple(steps),
+        checks,
+        tuple(advisory),
+        tuple(protected),
+        tuple(reads),
+        needs,
+        folders,
+        depends,
+        tuple(notes),
+        history,
+        tuple(builds),
     )
 
 
@@ -174,8 +187,8 @@ def _below(folder: str, pattern: str) -> str:
     return f"/{folder}/{pattern.removeprefix('/')}" if folder and pattern.startswith("/") else pattern
 
 
-def setup_of(steps: tuple[SetupStep, ...]) -> tuple[tuple[str, ...], ...]:
-    """Return the commands of a set-up as a person would write them, for the root."""
+def setup_of(steps: tuple[SetupStep | BuildStep, ...]) -> tuple[tuple[str, ...], ...]:
+    """Return the commands of a set-up or a build as a person would write them, for the root."""
     return tuple(("env", f"--chdir={step.folder}", *step.argv) if step.folder else step.argv for step in steps)
 
 

@@ -174,6 +174,8 @@ _PLUGINS = (
     (r"DJANGO_SETTINGS_MODULE|--ds[ =]", "pytest-django"),
     (r"--reruns", "pytest-rerunfailures"),
     (r"--randomly|randomly_seed", "pytest-randomly"),
+    (r"--doctest-plus|--doctest-rst|doctest_plus", "pytest-doctestplus"),
+    (r"--xdoctest\b|--xdoc\b", "xdoctest"),
     (r"--mypy\b", "pytest-mypy"),
     (r"--flake8\b", "pytest-flake8"),
     (r"--isort\b", "pytest-isort"),

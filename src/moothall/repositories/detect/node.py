@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from moothall.domain.repository import SetupStep
+from moothall.repositories.detect.builds import Built, node_built
 from moothall.repositories.detect.project import FoundProject, Project, join_inside, strings, table
 
 TEXTS = ("package.json", ".nvmrc", ".node-version", ".yarnrc.yml", "pnpm-workspace.yaml")
@@ -54,14 +55,17 @@ def node(project: Project) -> FoundProject | None:
         checks["lint"] = ("npm", "run", "--ignore-scripts", "--silent", lint)
     manager, version = _manager(project, package)
     lock = next((name for name, whose in _LOCKS.items() if whose == manager and name in project.files), "")
+    built = node_built(project, package, tests) or Built()
     return FoundProject(
-        steps=tuple(_steps(project, package, manager, version, lock)),
+        steps=(*_steps(project, package, manager, version, lock), *built.steps),
         checks=checks,
         advisory=("lint",) if "lint" in checks else (),
-        protected=("/package.json",),
-        reads=tuple(
-            name for name in ("package.json", lock, ".npmrc", ".yarnrc.yml", "pnpm-workspace.yaml") if name in project.files
+        protected=("/package.json", *built.protected),
+        reads=(
+            *(name for name in ("package.json", lock, ".npmrc", ".yarnrc.yml", "pnpm-workspace.yaml") if name in project.files),
+            *built.reads,
         ),
+        builds=built.builds,
         needs={"node": _version(project, package)},
         depends=tuple(_depends(project, package)),
     )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moothall.domain.repository import SetupStep
+from moothall.domain.repository import BuildStep, SetupStep
 from moothall.errors import RepositoryError
 from moothall.repositories.patch_rules import matches
 
@@ -69,6 +69,7 @@ class FoundProject:
     needs: Mapping[str, str] = field(default_factory=dict)
     depends: tuple[str, ...] = ()
     history: bool = False
+    builds: tuple[BuildStep, ...] = ()
 
 
 def table(data: Any, *keys: str) -> Mapping[str, Any]:

@@ -9,6 +9,8 @@ from typing import Any
 
 from moothall.domain.repository import SetupStep
 from moothall.inside.checks import PLUGINS
+from moothall.repositories.detect.builds import Built, python_built
+from moothall.repositories.detect.django import configures_pytest, django_command, own_runner_files
 from moothall.repositories.detect.groups import extras, groups, plugins, requirement_files, runtime
 from moothall.repositories.detect.literals import setup_keyword, setup_requirements
 from moothall.repositories.detect.project import FoundProject, Project, join_inside, strings, table
@@ -21,15 +23,19 @@ LOCKED = (ENV_PYTHON, "-I", f"{PLUGINS}/moothall_locked.py")
 """Reads the versions of a lock file into another file."""
 TEXTS = (
     *("pyproject.toml", "setup.py", "setup.cfg", "tox.ini", "tox.toml", "noxfile.py", "pytest.ini", ".pytest.ini"),
-    *("ruff.toml", ".ruff.toml", ".python-version", "hatch.toml", "Pipfile"),
+    *("ruff.toml", ".ruff.toml", ".python-version", "hatch.toml", "Pipfile", "manage.py"),
 )
 _LOCKS = ("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock")
-_READ = (*TEXTS, *_LOCKS)
+_READ = (*(name for name in TEXTS if name != "manage.py"), *_LOCKS)
 _VERSIONS = "/env/locked.txt"
 _TESTS = ("test_*.py", "*_test.py")
 _OTHER_TESTS = ("/test.py", "/tests.py", "/tests/*.py", "/test/*.py", "/*/tests.py", "/*/tests/*.py", "/src/*/tests/*.py")
 _WHOLE = ("/test/test.py", "/test/tests.py", "/tests/test.py", "/tests/tests.py")
 """Tests that pytest would pass over, for it finds others beside them."""
+_EXAMPLES = re.compile(r"--doctest-modules|--doctest-plus|--xdoctest(?:-modules)?|--doctest-(?:glob|extension)[= ][\"']?[\w.*]+")
+"""Options with which pytest takes examples for tests."""
+_PYTEST_LINE = re.compile(r"(?m)^.*\bpytest\b.*$")
+_DOCTEST_LINE = re.compile(r"-m doctest\b|\bwith-doctest\b")
 _NOT_TESTS = re.compile(r"(?:^|/)(?:__init__|conftest|utils?|helpers?|common|base|settings|_.*)\.py$")
 _MOST_FILES = 50
 _ASKS_GIT = re.compile(
@@ -57,18 +63,27 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, Project])
         checks["tests"] = tests
     if lint:
         checks["lint"] = ("python", "-m", "ruff", "check", ".")
+    installed = "build-system" in pyproject or "setup.py" in project.files
+    history = any(_ASKS_GIT.search(project.texts.get(name, "")) for name in ("pyproject.toml", "setup.py", "setup.cfg"))
+    versioned = project_name(project) if history else ""
+    built = (python_built(project, pyproject, PIP, versioned=versioned) if installed else None) or Built()
     return FoundProject(
         steps=(
             *_steps(project, pyproject, local),
+            *built.steps,
             *((SetupStep((*PIP, "ruff"), project.folder, optional=True),) if lint else ()),
         ),
         checks=checks,
         advisory=("lint",) if lint else (),
-        protected=("ruff.toml", ".ruff.toml") if lint else (),
-        reads=tuple(path for path in (*_READ, *requirement_files(project)) if path in project.files),
-        needs=_needs(project, pyproject),
+        protected=(*(("ruff.toml", ".ruff.toml") if lint else ()), *own_runner_files(tests), *built.protected),
+        reads=(
+            *(path for path in (*_READ, *requirement_files(project)) if path in project.files),
+            *built.reads,
+        ),
+        needs={**_needs(project, pyproject), **built.needs},
+        builds=built.builds,
         depends=tuple(siblings),
-        history=any(_ASKS_GIT.search(project.texts.get(name, "")) for name in ("pyproject.toml", "setup.py", "setup.cfg")),
+        history=history,
     )
 
 
@@ -185,6 +200,8 @@ def _tests(project: Project, below: Sequence[str]) -> tuple[str, ...]:
     inside = tuple(f"{folder.removeprefix(project.folder).strip('/')}/" for folder in below)
     mine = Project(project.folder, frozenset(path for path in project.files if not path.startswith(inside)), project.texts)
     ignored = tuple(f"--ignore={folder.rstrip('/')}" for folder in inside)
+    if own := django_command(mine):
+        return own
     said = any("python_files" in project.texts.get(name, "") for name in _CONFIGURED)
     if mine.any(*_TESTS):
         whole = sorted(path for path in mine.files if not said and matches(_WHOLE, path))
@@ -193,7 +210,22 @@ def _tests(project: Project, below: Sequence[str]) -> tuple[str, ...]:
     if said:
         return ("python", "-m", "pytest", *ignored) if mine.any(*_OTHER_TESTS) else ()
     others = sorted(path for path in mine.files if matches(_OTHER_TESTS, path) and not _NOT_TESTS.search(path))
-    return ("python", "-m", "pytest", *others[:_MOST_FILES]) if others else ()
+    if others:
+        return ("python", "-m", "pytest", *others[:_MOST_FILES])
+    return (*_doctests(mine), *ignored) if _doctests(mine) else ()
+
+
+def _doctests(project: Project) -> tuple[str, ...]:
+    """Return the command of a project whose only tests are examples in docstrings and texts, () where nothing says so."""
+    if not project.any("*.py", "*.rst", "*.md", "*.txt"):
+        return ()
+    config = "\n".join(text for name, text in project.texts.items() if name in _CONFIGURED)
+    if configures_pytest(project) and _EXAMPLES.search(config):
+        return ("python", "-m", "pytest")
+    commands = config + project.texts.get("noxfile.py", "")
+    if found := _EXAMPLES.search("\n".join(_PYTEST_LINE.findall(commands))):
+        return ("python", "-m", "pytest", found[0])
+    return ("python", "-m", "pytest", "--doctest-modules") if _DOCTEST_LINE.search(commands) else ()
 
 
 def _needs(project: Project, pyproject: Mapping[str, Any]) -> dict[str, str]:

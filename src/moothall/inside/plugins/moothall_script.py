@@ -1,0 +1,35 @@
+"""Stands in for `python FILE` and `python -m MODULE` in a sandbox where these run unittest's runner, as Django's `manage.py test` does.
+
+Their runner is ours: it tells each case. Runs under Python 3.7 and on. The lines are those of moothall_unittest.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import unittest
+
+import moothall_instead  # type: ignore[import-not-found] # beside it, on the path of the sandbox
+from moothall_unittest import Runner  # type: ignore[import-not-found] # as above
+
+
+def main() -> None:
+    """Run the script or module that the arguments name, on the arguments after it."""
+    os.environ.pop("PYTHONSAFEPATH", None)  # of this process alone
+    moothall_instead.install(moothall_instead.take())
+    unittest.TextTestRunner = unittest.runner.TextTestRunner = Runner  # type: ignore[misc]
+    words = sys.argv[1:]
+    module = words[1] if words[0] == "-m" else ""
+    folder = os.getcwd() if module else os.path.dirname(os.path.abspath(words[0]))
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)  # as Python does, and not before the runner was loaded
+    sys.argv = words[1:] if module else words
+    if module:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(words[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""What keeps the checks of a base from running that no candidate could change: the environment, or a folder off the path. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from moothall.domain.evidence import RED, CheckRun
+from moothall.ranking.gates import plain
+
+_MODULE = re.compile(r"No module named '?(?P<name>\w+)\b(?!\.)")
+_MAX_LINE = 300
+# The words of package managers, toolchains and drivers themselves. What a test could print by itself is not among them.
+_ENVIRONMENT = re.compile(
+    r"(?m)^.*(?:"
+    r"\bERR_PNPM_(?!RECURSIVE_RUN|TEST)\w+"
+    r"|npm (?:ERR!|error) code (?:ENOTCACHED|EAI_AGAIN|ENOTFOUND|ECONNREFUSED|ECONNRESET|EROFS|EBADENGINE)"
+    r"|Error when performing the request to https?://"
+    r"|This project's package\.json defines \"packageManager\":"
+    r"|There appears to be trouble with your network connection"
+    r"|The project in \S+ doesn't seem to have been installed"
+    r"|doesn't seem to be present in your lockfile"
+    r"|YN0001: .*RequestError"
+    r"|The engine \"node\" is incompatible with this module"
+    r"|error: Failed to fetch: `"
+    r"|No solution found when resolving"
+    r"|error: Request failed after \d+ retries"
+    r"|All attempts to connect to \S+ failed"
+    r"|ERROR: (?:Could not find a version that satisfies|No matching distribution found)"
+    r"|module lookup disabled by GOPROXY=off"
+    r"|go: (?:download|.* requires) go ?>?=? ?\d.*(?:GOTOOLCHAIN|toolchain)"
+    r"|but --offline was specified"
+    r"|error: toolchain '[^']+' is not installed"
+    r"|Cannot connect to the Docker daemon"
+    r"|OperationalError: .*(?:connection to server (?:at|on)|could not connect to server|Can't connect to (?:local )?(?:MySQL|server))"
+    r").*$"
+)
+
+
+def environment_line(run: CheckRun) -> str:
+    """Return the line that says why the environment kept a check from running a single case, '' where none does.
+
+    Where cases are told, each red one has to say it.
+    """
+    red = [run.details.get(case, "") for case, outcome in run.cases.items() if outcome in RED]
+    found = [_ENVIRONMENT.search(text) for text in red or [run.output]]
+    if not run.exit_code or not found or not all(found):
+        return ""
+    return plain(found[0][0].strip(), _MAX_LINE) if found[0] else ""
+
+
+def folder_off_the_path(run: CheckRun, files: Sequence[str]) -> tuple[str, str]:
+    """Return a module of the project that no red case finds and the folder that holds it; two empty strings for none.
+
+    It is one that lies in a folder such as src, which is no package itself: nothing has installed it, and nothing
+    has put the folder on the path.
+    """
+    red = [run.details.get(case, "") for case, outcome in run.cases.items() if outcome in RED]
+    names = [match["name"] if (match := _MODULE.search(text)) else "" for text in red or [run.output]]
+    if not names or not all(names):
+        return "", ""
+    present = set(files)
+    for name in dict.fromkeys(names):
+        ends = (f"/{name}/__init__.py", f"/{name}.py")
+        holders = {path.removesuffix(end) for path in files for end in ends if path.endswith(end)}
+        top = any(path in present for path in (f"{name}.py", f"{name}/__init__.py"))
+        fit = sorted(folder for folder in holders if f"{folder}/__init__.py" not in present)
+        if not top and fit:
+            return name, min(fit, key=lambda folder: (folder.count("/"), folder))
+    return "", ""

@@ -1,0 +1,133 @@
+"""What a project compiles, and how that is built again before a check. Pure.
+
+Set-up tries each command once: one that fails there is left out, so that no check depends on it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moothall.domain.repository import BuildStep, SetupStep
+from moothall.inside.checks import SITE
+from moothall.repositories.detect.project import Project, strings, table
+from moothall.repositories.patch_rules import matches
+
+COMPILED = (
+    *("*.c", "*.h", "*.cc", "*.cpp", "*.cxx", "*.c++", "*.hh", "*.hpp", "*.hxx", "*.inl", "*.inc", "*.def", "*.S"),
+    *("*.m", "*.mm", "*.cu", "*.cuh", "*.f", "*.f90", "*.F90", "*.pyx", "*.pxd", "*.pxi", "*.rs", "*.tmpl", "*.in"),
+)
+"""Sources of compiled code, by their names."""
+_EXTENSIONS = re.compile(
+    r"ext_modules|\bExtension\(|cythonize|cffi_modules|rust_extensions|Pybind11Extension|pybind11_add_module|build_clib"
+)
+_VERSION_OF_GIT = ("SETUPTOOLS_SCM_PRETEND_VERSION", "PBR_VERSION")
+_SCRIPTS = ("/setup.py", "meson.build", "meson.options", "meson_options.txt", "binding.gyp", "*.gypi", "CMakeLists.txt")
+_PRODUCT = re.compile(r"(?:\./)?(?P<folder>dist|build|lib|out|es|cjs|esm|umd|compiled)(?:/|$)")
+_READS_SOURCES = re.compile(r"\b(?:vitest|jest|tsx|ts-node|ts-mocha|esbuild-register|swc-node|tap)\b|--loader|--import")
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What is added to a project's set-up, and what builds it again.
+
+    `reads` are files that set-up compiles, `protected` those that say how; `needs` is as a profile's.
+    """
+
+    steps: tuple[SetupStep, ...] = ()
+    builds: tuple[BuildStep, ...] = ()
+    reads: tuple[str, ...] = ()
+    protected: tuple[str, ...] = ()
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+
+def python_built(project: Project, pyproject: Mapping[str, Any], pip: tuple[str, ...], *, versioned: str) -> Built | None:
+    """Return how a Python project's compiled code is built, None where it has none that we can build.
+
+    `pip` begins a command that installs. `versioned` is the project's name where building it asks git for the version,
+    which no check can: it gets that of the set-up.
+    """
+    system = table(pyproject, "build-system")
+    backend = str(system.get("build-backend") or "setuptools")
+    requires = tuple(word for word in strings(system.get("requires")) if not word.startswith(("-", ".")))
+    rust = {"rust": ""} if "Cargo.toml" in project.files or backend.startswith("maturin") else {}
+    folder = project.folder
+    if backend.startswith("setuptools"):
+        said = project.texts.get("setup.py", "")
+        if not _EXTENSIONS.search(said) and not table(pyproject, "tool", "setuptools").get("ext-modules"):
+            return None
+        script = ("setup.py",) if "setup.py" in project.files else ("-c", "import setuptools; setuptools.setup()")
+        command = shlex.join(("python", *script, "build_ext", "--inplace", "--force"))
+        if versioned:
+            told = f"import importlib.metadata as m; print(m.version({versioned!r}))"
+            version = f'v="$(python -c {shlex.quote(told)} || echo 0)"'
+            pretended = " ".join(f'{variable}="$v"' for variable in _VERSION_OF_GIT)
+            command = f"{version}; {pretended} {command}"
+        needed = (*pip, *dict.fromkeys(("setuptools", "wheel", *requires)))
+    elif backend.startswith("maturin"):
+        mixed = table(pyproject, "tool", "maturin").get("python-source") or any(
+            path.endswith("/__init__.py") and path.count("/") == 1 for path in project.files
+        )
+        command = (
+            "maturin develop --offline --skip-install --quiet"
+            if mixed
+            else f"python -m pip install --quiet --no-index --no-build-isolation --no-deps --upgrade --target {SITE} ."
+        )
+        needed = (*pip, *dict.fromkeys(("maturin", *requires)))
+    elif backend == "mesonpy":
+        # It builds by itself when it is imported, with what it was installed with: that has to be there.
+        return Built(
+            steps=(
+                SetupStep((*pip, *dict.fromkeys(("meson-python", "meson", "ninja", *requires))), folder, optional=True),
+                SetupStep((*pip, "--no-build-isolation", "--no-deps", "-e", "."), folder, optional=True),
+            ),
+            protected=_SCRIPTS,
+        )
+    else:
+        return None
+    probe, build = _tried(command, folder, COMPILED)
+    return Built(
+        steps=(SetupStep(needed, folder, optional=True), probe),
+        builds=(build,),
+        reads=tuple(sorted(path for path in project.files if matches(COMPILED, path))),
+        protected=_SCRIPTS,
+        needs=rust,
+    )
+
+
+def node_built(project: Project, package: Mapping[str, Any], tests: tuple[str, ...]) -> Built | None:
+    """Return how a Node project's addon, or what it transpiles for its tests, is built; None where it has neither."""
+    scripts = table(package, "scripts")
+    if "binding.gyp" in project.files:
+        command = shlex.join(("npm", "exec", "--offline", "--call", "node-gyp configure build"))
+        probe, build = _tried(command, project.folder, COMPILED)
+        reads = tuple(sorted(path for path in project.files if matches(COMPILED, path) or path.endswith(".gyp")))
+        return Built((probe,), (build,), reads, _SCRIPTS, {})
+    product = next(iter(_products(project, package)), "")
+    script = " ".join(str(scripts.get(name, "")) for name in ("pretest", "test"))
+    if not product or "build" not in scripts or not tests or re.search(r"\bbuild\b|\btsc\b", script):
+        return None
+    if _READS_SOURCES.search(script) and f"{product}/" not in script:
+        return None
+    probe, build = _tried("npm run --silent build", project.folder, ())
+    return Built((probe,), (build,), (), (), {})
+
+
+def _products(project: Project, package: Mapping[str, Any]) -> list[str]:
+    """Return the folders that a package's entry points lie in and the repository does not hold."""
+    exports = package.get("exports")
+    entries = [package.get("main"), package.get("module"), exports]
+    if isinstance(exports, dict):
+        entries += [one for value in exports.values() for one in (value.values() if isinstance(value, dict) else [value])]
+    found = [match["folder"] for one in entries if isinstance(one, str) and (match := _PRODUCT.match(one))]
+    return [folder for folder in dict.fromkeys(found) if not any(path.startswith(f"{folder}/") for path in project.files)]
+
+
+def _tried(command: str, folder: str, sources: tuple[str, ...]) -> tuple[SetupStep, BuildStep]:
+    """Return the step of a set-up that tries a command, and the build that runs it where it went well."""
+    mark = f"/env/.builds-{re.sub(r'[^a-z0-9]+', '-', folder.lower()) or 'root'}"
+    probe = SetupStep(("sh", "-c", f"{{ {command}; }} && touch {mark}"), folder, optional=True)
+    return probe, BuildStep(("sh", "-c", f"[ ! -e {mark} ] || {{ {command}; }}"), folder, sources)

@@ -1,0 +1,58 @@
+"""What is built of the files is built again before a check judges them, in a real sandbox."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moothall.domain.evidence import Verdict
+from moothall.domain.repository import BuildStep, Prepared
+from moothall.repositories.objects import Change
+from support.local import Local, local
+
+pytestmark = pytest.mark.e2e
+FILES = {"source.c": "wrong\n", "other.txt": "\n"}
+BUILD = ("sh", "-c", "grep -q broken source.c && echo it does not compile && exit 3; cp source.c product; echo >> count")
+CHECKS = {"tests": ("sh", "-c", "wc -l < count; grep right product")}
+
+
+async def prepared(house: Local, *builds: BuildStep) -> Prepared:
+    return await house.preparer.prepare(house.base(setup=(BUILD,), checks=CHECKS, builds=builds))
+
+
+async def test_a_fix_in_compiled_code_turns_the_check_green_and_leaves_no_product_in_the_patch(tmp_path: Path) -> None:
+    async with local(tmp_path, FILES) as house:
+        base = await prepared(house, BuildStep(BUILD))
+        assert base.runs["tests"].verdict is Verdict.FAILED
+        assert base.runs["tests"].output == "2\n", "the base is built again too"
+        async with house.workspaces.open(base, "seat") as workspace:
+            await workspace.write([Change("source.c", "100644", b"right\n")])
+            assert (await workspace.check("tests")).output == "2\nright\n"
+            assert (await workspace.check("tests")).verdict is Verdict.PASSED
+            patch = await workspace.patch("fix")
+        assert patch.paths == ("source.c",)
+        async with house.workspaces.open(base, "judged", patch=patch.diff, judged=True) as workspace:
+            assert (await workspace.check("tests")).verdict is Verdict.PASSED
+
+
+async def test_a_build_that_fails_is_a_failed_check_that_says_why(tmp_path: Path) -> None:
+    async with local(tmp_path, FILES) as house:
+        base = await prepared(house, BuildStep(BUILD))
+        async with house.workspaces.open(base, "seat") as workspace:
+            await workspace.write([Change("source.c", "100644", b"broken\n")])
+            run = await workspace.check("tests")
+        assert (run.verdict, run.exit_code) == (Verdict.FAILED, 3)
+        assert run.output.startswith("the build failed: sh -c ")
+        assert "it does not compile" in run.output
+
+
+async def test_what_no_change_concerns_is_not_built_again(tmp_path: Path) -> None:
+    async with local(tmp_path, FILES) as house:
+        base = await prepared(house, BuildStep(BUILD, sources=("*.c",)), BuildStep(BUILD, "sub", ("*.c",)))
+        assert base.runs["tests"].output == "1\n"
+        async with house.workspaces.open(base, "seat") as workspace:
+            await workspace.write([Change("other.txt", "100644", b"right\n")])
+            assert (await workspace.check("tests")).output == "1\n"
+            await workspace.write([Change("source.c", "100644", b"right\n")])
+            assert (await workspace.check("tests")).output == "2\nright\n"
