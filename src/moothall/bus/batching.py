@@ -17,7 +17,7 @@ from moothall.bus.codec import encode_batch
 from moothall.bus.packing import Packer
 from moothall.domain.event import Event, Recorded
 from moothall.domain.ids import digest
-from moothall.errors import BusUnavailable, InvalidRequest, MoothallError, Permanent
+from moothall.errors import BusUnavailable, MoothallError, Permanent
 from moothall.ports import Receipt
 
 P = TypeVar("P", bound=Permanent)
@@ -152,16 +152,6 @@ class Batching:
 def id_of(events: Sequence[Event]) -> str:
     """Return what the bus knows a message by: the event's id, or one made of all their ids."""
     return events[0].id if len(events) == 1 else digest("batch", *(event.id for event in events))[:32]
-
-
-def heed_subject(found: Sequence[Event | Permanent], subject: str) -> list[Event | Permanent]:
-    """Return what a message of the log holds; an event that does not travel on its subject is none: see `registry.fits`."""
-    return [
-        InvalidRequest(f"{event.type} does not travel on {subject}")
-        if isinstance(event, Event) and not registry.fits(event, subject)
-        else event
-        for event in found
-    ]
 
 
 def records_of(seq: int, found: Sequence[Event | P], extra: Mapping[str, str]) -> list[Recorded | P]:
