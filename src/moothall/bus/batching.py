@@ -158,7 +158,7 @@ def records_of(seq: int, found: Sequence[Event | P], extra: Mapping[str, str]) -
     """Return the events of the message `seq` with their places; what is no event stays as it is."""
     last = max((place for place, event in enumerate(found) if isinstance(event, Event)), default=-1)
     return [
-        Recorded(seq if place == last else seq - 1, event, extra, seq) if isinstance(event, Event) else event
+        Recorded(seq if place == last else seq - 1, event, extra, seq, place) if isinstance(event, Event) else event
         for place, event in enumerate(found)
     ]
 

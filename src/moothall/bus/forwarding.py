@@ -21,28 +21,37 @@ class Put(Protocol):
 
 
 def heed_subject(found: Sequence[Event | Permanent], subject: str) -> list[Event | Permanent]:
-    """Return what a message of the log holds; an event off its subject becomes an `InvalidRequest`: see `registry.fits`."""
+    """Return what a message of the log holds; an event that is not at home in it becomes an `InvalidRequest`."""
     return [
-        _off_subject(each, subject) if isinstance(each, Event) and not registry.fits(each, subject) else each for each in found
+        _off_subject(each, subject) if isinstance(each, Event) and not _is_home(each, subject, len(found)) else each
+        for each in found
     ]
 
 
 async def forward(
     found: Sequence[Event | Permanent], subject: str, seq: int, packer: Packer, put: Put
 ) -> list[Event | Permanent]:
-    """Return what the message `seq` of the log holds for a consumer. A story event on `agile.events`, or on the subject of its bare
-    story id, is stored on its own subject and left out: it comes from there. Any other event off its subject becomes an `InvalidRequest`.
+    """Return what the message `seq` of the log holds for a consumer. A story event on `agile.events`, on the subject of its bare story
+    id, or among others in its message is stored on its own subject, alone, and left out: it comes from there. Any other event that is
+    not at home becomes an `InvalidRequest`.
     """
     kept: list[Event | Permanent] = []
     for place, each in enumerate(found):
-        if not isinstance(each, Event) or registry.fits(each, subject):
+        if not isinstance(each, Event) or _is_home(each, subject, len(found)):
             kept.append(each)
-        elif registry.is_forwarded(each, subject):
+        elif registry.is_understood(each, subject):
             # An id of its own: the bus may know the event's from the message that it came in.
             await put(registry.subject_of(each), await packer.pack(each), message_id=f"forwarded:{seq}:{place}")
         else:
             kept.append(_off_subject(each, subject))
     return kept
+
+
+def _is_home(event: Event, subject: str, together: int) -> bool:
+    """Whether readers look for an event in such a message: see `registry.fits`. An event of a story has a message of its own, since
+    those who watch stories go on after a seq.
+    """
+    return registry.fits(event, subject) and (together == 1 or not registry.is_of_story(event))
 
 
 def _off_subject(event: Event, subject: str) -> InvalidRequest:

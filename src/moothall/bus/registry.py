@@ -203,7 +203,7 @@ def fits(event: Event, subject: str) -> bool:
 
     Programs outside publish on the subjects of stories, so that there the story and its tenant have to fit too.
     """
-    if EVENT_SPECS[event.type].channel is Channel.STORIES:
+    if is_of_story(event):
         try:
             return subject_of(event) == subject
         except InvalidRequest:
@@ -211,17 +211,19 @@ def fits(event: Event, subject: str) -> bool:
     return subject.startswith(_template(event.type)[0].partition("{")[0])
 
 
-def is_forwarded(event: Event, subject: str) -> bool:
-    """Whether an event that does not travel on `subject` is taken there, and stored on its own: one of a story, on the bare
-    `agile.events` or on that and the id by which its tenant knows the story. Raises nothing.
+def is_of_story(event: Event) -> bool:
+    """Whether an event is about a story: programs outside publish those."""
+    return EVENT_SPECS[event.type].channel is Channel.STORIES
+
+
+def is_understood(event: Event, subject: str) -> bool:
+    """Whether an event of a story is taken on `subject`: on its own, on the bare `agile.events`, or on that and the id by which
+    its tenant knows the story.
     """
-    if EVENT_SPECS[event.type].channel is not Channel.STORIES or subject not in {
-        STORIES_BARE,
-        f"{STORIES_BARE}.{event.data.get('story_id')}",
-    }:
+    if not is_of_story(event):
         return False
     try:
-        return subject_of(event) != subject
+        return subject in {subject_of(event), STORIES_BARE, f"{STORIES_BARE}.{event.data.get('story_id')}"}
     except InvalidRequest:
         return False
 

@@ -14,7 +14,7 @@ import pytest
 
 from moothall import ports
 from moothall.bus import dead, registry
-from moothall.bus.codec import encode
+from moothall.bus.codec import encode, encode_batch
 from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, NotFound, Permanent, Temporary
@@ -228,6 +228,21 @@ class WorkContract:
             assert [r.event.id async for r in bus.replay([Channel.STORIES.all])] == [event.id]
             assert got.empty()
             assert [letter async for letter in dead.letters(bus)] == []
+
+    @pytest.mark.parametrize("about", ["", "story-1"])
+    async def test_story_events_in_one_message_come_one_by_one(self, opened: Any, about: str) -> None:
+        subject = registry.subject(Channel.STORIES.of(about)) if about else registry.STORIES_BARE
+        told = [
+            new_event(EventType.STORY_CHANGED, "story-1", {"story_id": "story-1", "title": title}, ordinal=title)
+            for title in "abc"
+        ]
+        got: asyncio.Queue[Recorded] = asyncio.Queue()
+        async with opened() as bus, consuming(bus, "planning", got.put):
+            await bus.put_raw(subject, encode_batch([encode(event) for event in told]))
+            assert [recorded.event.id for recorded in await seen(got, 3)] == [event.id for event in told]
+            recorded = [r async for r in bus.replay([Channel.STORIES.of("story-1")])]
+            assert [r.event.id for r in recorded] == [event.id for event in told]
+            assert len({r.seq for r in recorded}) == len(told)
 
     @pytest.mark.parametrize("about", ["", "story-1"])
     async def test_what_is_no_event_of_a_story_is_buried(self, opened: Any, about: str) -> None:
