@@ -353,7 +353,9 @@ class Deliberations(Protocol):
         ...
 
     def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
-        """Yield the deliberation's events in the order of the log, and end after its decision."""
+        """Yield the deliberation's events after a seq or position (`Recorded.position`) in the order of the log, each once; end after its
+        decision.
+        """
         ...
 
     def watch_text(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:

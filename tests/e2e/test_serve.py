@@ -73,14 +73,14 @@ async def test_stream_then_watch_from_a_seq(command: Command, repo: Path, stub: 
     request = pb.DeliberateRequest(task_description=TASK, role="DEV", num_agents=2, repository=await registered(command, repo))
     seen = [update async for update in stub.StreamDeliberation(request, metadata=who, timeout=120)]
     seqs, ids = [update.seq for update in seen], [update.event.id for update in seen]
-    assert seqs == sorted(seqs)
+    assert seqs == sorted(set(seqs))
     assert len(ids) == len(set(ids))
     assert seen[-1].status == "COMPLETED"
     assert seen[-1].progress_percent == 100
-    for place in (0, len(ids) // 2, len(ids) - 2):  # what came in one message comes again as a whole: nothing is lost
+    for place in range(len(ids)):  # also within what came in one message
         watch = pb.WatchDeliberationRequest(task_id=seen[0].task_id, after_seq=seqs[place])
         again = [update.event.id async for update in stub.WatchDeliberation(watch, metadata=who, timeout=60)]
-        assert again[len(again) - len(ids[place + 1 :]) :] == ids[place + 1 :]
+        assert again == ids[place + 1 :]
 
 
 async def test_cancel_stops_calls_and_workspaces(

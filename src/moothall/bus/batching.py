@@ -17,7 +17,7 @@ from moothall.bus.codec import encode_batch
 from moothall.bus.packing import Packer
 from moothall.domain.event import Event, Recorded
 from moothall.domain.ids import digest
-from moothall.errors import BusUnavailable, InvalidRequest, MoothallError, Permanent
+from moothall.errors import BusUnavailable, MoothallError, Permanent
 from moothall.ports import Receipt
 
 P = TypeVar("P", bound=Permanent)
@@ -154,21 +154,11 @@ def id_of(events: Sequence[Event]) -> str:
     return events[0].id if len(events) == 1 else digest("batch", *(event.id for event in events))[:32]
 
 
-def heed_subject(found: Sequence[Event | Permanent], subject: str) -> list[Event | Permanent]:
-    """Return what a message of the log holds; an event that does not travel on its subject is none: see `registry.fits`."""
-    return [
-        InvalidRequest(f"{event.type} does not travel on {subject}")
-        if isinstance(event, Event) and not registry.fits(event, subject)
-        else event
-        for event in found
-    ]
-
-
 def records_of(seq: int, found: Sequence[Event | P], extra: Mapping[str, str]) -> list[Recorded | P]:
     """Return the events of the message `seq` with their places; what is no event stays as it is."""
     last = max((place for place, event in enumerate(found) if isinstance(event, Event)), default=-1)
     return [
-        Recorded(seq if place == last else seq - 1, event, extra, seq) if isinstance(event, Event) else event
+        Recorded(seq if place == last else seq - 1, event, extra, seq, place) if isinstance(event, Event) else event
         for place, event in enumerate(found)
     ]
 

@@ -74,6 +74,8 @@ def _whole(*channels: Channel) -> tuple[str, ...]:
     return tuple(one for channel in channels for one in (subject(channel.all).removesuffix(".*"), subject(channel.all)))
 
 
+STORIES_BARE = _whole(Channel.STORIES)[0]
+"""The subject of story events without a story."""
 EVENTS = StreamSpec(
     "EVENTS",
     _whole(Channel.STORIES, Channel.RESULTS, Channel.RESPONSES, Channel.WORDS, Channel.PROGRESS, Channel.TOOLS),
@@ -106,6 +108,12 @@ DURABLES: Mapping[str, DurableSpec] = {
             ("agent.results.>", "agent.responses.>", "agent.words.>"),
             "folds what happens in a deliberation into its outcome",
             prefetch=128,
+        ),
+        DurableSpec(
+            "planning",
+            EVENTS.name,
+            _whole(Channel.STORIES),
+            "checks what happens to stories, and derives the tasks of those in planning",
         ),
         DurableSpec("tools", WORK.name, subjects((Channel.CALLS.all,)), "the tool service answers callers on the bus from it"),
         *(
@@ -186,13 +194,43 @@ def subject_of(event: Event) -> str:
         if value is None:
             raise InvalidRequest(f"{event.type} needs {name} in its data: its subject is {subject}")
         token = check_token(value, name)
-        filled[name] = key_of(token, event.tenant) if name == "story_id" else token
+        filled[name] = check_token(key_of(token, event.tenant), name) if name == "story_id" else token
     return subject.format(**filled)
 
 
 def fits(event: Event, subject: str) -> bool:
-    """Whether an event's type travels on a subject of the log. Who may send what is held by subjects: elsewhere it says nothing."""
+    """Whether an event's type travels on a subject of the log. Who may send what is held by subjects: elsewhere it says nothing.
+
+    Programs outside publish on the subjects of stories, so that there the story and its tenant have to fit too.
+    """
+    if is_of_story(event):
+        try:
+            return subject_of(event) == subject
+        except InvalidRequest:
+            return False
     return subject.startswith(_template(event.type)[0].partition("{")[0])
+
+
+def is_of_story(event: Event) -> bool:
+    """Whether an event is about a story: programs outside publish those."""
+    return EVENT_SPECS[event.type].channel is Channel.STORIES
+
+
+def is_understood(event: Event, subject: str) -> bool:
+    """Whether an event of a story is taken on `subject`: on its own, on the bare `agile.events`, or on that and the id by which
+    its tenant knows the story.
+    """
+    if not is_of_story(event):
+        return False
+    try:
+        return subject in {subject_of(event), STORIES_BARE, f"{STORIES_BARE}.{event.data.get('story_id')}"}
+    except InvalidRequest:
+        return False
+
+
+def is_consumed(subject: str) -> bool:
+    """Whether a durable consumer of the log gets what is sent on a subject."""
+    return any(matches(pattern, subject) for spec in DURABLES.values() if spec.stream == EVENTS.name for pattern in spec.filters)
 
 
 def matches(pattern: str, subject: str) -> bool:

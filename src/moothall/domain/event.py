@@ -12,6 +12,9 @@ from moothall.domain.ids import digest
 
 Data = Mapping[str, Any]
 
+_POSITIONS, _PLACES = 1 << 52, 1 << 10
+"""Positions begin above all seqs and fit into a double; of one message's events so many have a position of their own."""
+
 
 class EventType(StrEnum):
     """Every type of event. The bus's registry says where each travels."""
@@ -85,17 +88,23 @@ class Recorded:
 
     `seq` is where to go on after it: `replay(…, after_seq=seq)` leaves out nothing that came later. Events that travelled in
     one message have the seq before that message, and only the last of them the message's own: whoever stops between them
-    sees the message again. `message` is the message's seq where that is another one.
+    sees the message again. `message` is the message's seq where that is another one, `place` the event's place in it, from 0.
     """
 
     seq: int
     event: Event
     extra: Mapping[str, str] = field(default_factory=dict)
     message: int = 0
+    place: int = 0
 
-    def comes_after(self, seq: int) -> bool:
-        """Whether it is still new to whom saw what is up to `seq`."""
-        return (self.message or self.seq) > seq
+    @property
+    def position(self) -> int:
+        """Where to go on after exactly this event. Positions never fall, and no two events of a log share one."""
+        return _POSITIONS + self.message * _PLACES + min(self.place, _PLACES - 1) if self.message else self.seq
+
+    def comes_after(self, seen: int) -> bool:
+        """Whether it is new to a reader that saw everything up to `seen`, a seq or a position."""
+        return self.position > seen if seen >= _POSITIONS else (self.message or self.seq) > seen
 
 
 @lru_cache(maxsize=4096)  # an event's id is asked for again as the cause of those that it led to

@@ -199,7 +199,7 @@ OPTIONAL MATCH (st:Story)-[:HAS_TASK]->(:Task)-[:DELIBERATED_IN]->(me)
 """
 _CONTEXT = (
     """WITH st, me ORDER BY st.uid LIMIT 1
-WITH st, coalesce(st.key, '') AS here, left(coalesce(me.description, st.headline + ' ' + st.brief, ''), 2000) AS about,
+WITH st, coalesce(st.key, '') AS here, left(coalesce(me.description, trim(coalesce(st.headline, '') + ' ' + coalesce(st.brief, ''))), 2000) AS about,
   CASE WHEN $repository <> '' THEN $repository ELSE coalesce(me.repository, st.repository, '') END AS repository
 """
     + _gather_scope(

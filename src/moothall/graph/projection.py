@@ -30,23 +30,35 @@ def write(event: Event, writes: Writes) -> bool:
 
 
 def _on_told(t: Telling) -> None:
+    _tell_story(t)
+    t.writes.tell(t.story, "told", t.by, told_at=t.time)
+
+
+def _tell_story(t: Telling) -> bool:
+    """Write what an event says of a story; what it leaves out stays as it was. Return whether it says anything."""
     repository = t.data.get("repository")
     where = (
         text_of(repository.get("id")) or text_of(repository.get("url"))
         if isinstance(repository, Mapping)
         else text_of(repository)
     )
-    t.writes.tell(
-        t.story,
-        "told",
-        t.by,
-        headline=t.data.get("title"),
-        brief=t.data.get("brief"),
-        criteria=t.data.get("ac"),
-        repository=where,
-        rigor=t.data.get("rigor_level"),
-        told_at=t.time,
-    )
+    said: dict[str, Mapping[str, str | list[str]]] = {
+        "titled": {"headline": _words(t.data.get("title"))},
+        "briefed": {"brief": _words(t.data.get("brief"))},
+        "required": {"criteria": [line for item in items_of(t.data.get("ac")) if (line := _words(item))]},
+        "placed": {"repository": where},
+        "rated": {"rigor": _words(t.data.get("rigor_level"))},
+    }
+    said = {group: values for group, values in said.items() if any(values.values())}
+    for group, values in said.items():
+        t.writes.tell(t.story, group, t.by, **values)
+    return bool(said)
+
+
+def _words(value: object) -> str:
+    """Return a text; an empty one for blanks alone, which say nothing."""
+    text = text_of(value)
+    return text if text.strip() else ""
 
 
 def _on_moved(t: Telling) -> None:
@@ -55,6 +67,8 @@ def _on_moved(t: Telling) -> None:
     t.writes.tell(step, "made", t.by, event=t.data.get("event"), actor=t.data.get("actor"), made_at=t.time, **states)
     t.writes.tell(t.story, "moved", t.by, state=t.data.get("to_state"), moved_at=t.time)
     t.writes.relate(t.story, "MOVED_BY", step)
+    if _tell_story(t):  # a story that is planned outside is told with its move
+        t.writes.tell(t.story, "told", t.by, told_at=t.time)
 
 
 def _on_whole_checked(t: Telling) -> None:

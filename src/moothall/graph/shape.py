@@ -73,7 +73,13 @@ _LABELS = (
         "what the product owner asks for",
         "story id",
         (
-            Group("told", {**_words("text", "headline brief repository rigor told_at"), "criteria": "texts"}, latest=True),
+            # A group each: an event may tell some of these, and says nothing of the others.
+            Group("titled", _words("text", "headline"), latest=True),
+            Group("briefed", _words("text", "brief"), latest=True),
+            Group("required", _words("texts", "criteria"), latest=True),
+            Group("placed", _words("text", "repository"), latest=True),
+            Group("rated", _words("text", "rigor"), latest=True),
+            Group("told", _words("text", "told_at"), latest=True),
             Group("moved", _words("text", "state moved_at"), latest=True),
             Group("checked", _words("text", "check branch commit_sha why checked_at"), latest=True),
             Group("delivered", _words("text", "delivered delivered_to delivered_at"), latest=True),

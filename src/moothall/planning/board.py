@@ -235,6 +235,17 @@ class Board:
             else:
                 return await self.settle(enter(replace(card, seq=seq), after, told))
 
+    async def check_move(self, story_id: str, event: Event) -> None:
+        """Raise why a recorded move of a story on the board did not count: what `decide` raises. Moves of other stories are only recorded."""
+        card = Card(Story(check_id(story_id, "story_id")))
+        async for recorded in self._bus.replay((Channel.STORIES.of(key_of(story_id, event.tenant)),)):
+            if recorded.event.id == event.id:
+                break
+            card = fold(card, recorded, event.tenant)
+        if card.created:
+            roles = event.data.get("roles")
+            decide(card.stand, str(event.data.get("event")), [str(role) for role in roles] if isinstance(roles, list) else ())
+
     async def settle(self, card: Card) -> Card:
         """Record the decision that the last move of a story was, if that is not done yet; return how the story stands then."""
         if card.decided == card.moved or (decision := _decision(card)) is None:

@@ -217,6 +217,8 @@ class Planner:
         if draft.known:
             return draft.derivation
         who = Principal(str(event.data.get("actor") or "local"), event.tenant)
+        if (card := await self._board.find(draft.story.id, who)) is not None:
+            _check_designing(card)
         await self._check_draft(draft, who)
         return await self._record(draft.story, draft.derivation, draft.plan_id, who)
 
@@ -284,6 +286,10 @@ def _check_role(who: Principal) -> None:
 def _check_may_plan(card: Card, who: Principal) -> None:
     """See that somebody may give a story on the board other tasks now. Raises `Refused`, `InvalidRequest`."""
     _check_role(who)
+    _check_designing(card)
+
+
+def _check_designing(card: Card) -> None:
     if card.stand.state != _DESIGN:
         raise InvalidRequest(f"story {card.story.id} is in {card.stand.state}: its tasks are derived in {_DESIGN}")
 
@@ -326,14 +332,6 @@ def moves_to_planning(event: Event) -> bool:
     """Whether an event from outside asks for a story's tasks to be derived."""
     data = event.data
     return event.type is EventType.STORY_TRANSITIONED and str(data.get("to_state")).lower() == PLANNING and "story_id" in data
-
-
-def derivation_of(event: Event) -> str:
-    """The id of the plan that a move to planning leads to; of a malformed one, an id that no plan has."""
-    try:
-        return derivation_id(event.tenant, str(event.data["story_id"]), _plan_of(event))
-    except InvalidRequest:
-        return event.id
 
 
 def _outline(tasks: Sequence[AtomicTask]) -> list[tuple[str, tuple[str, ...]]]:

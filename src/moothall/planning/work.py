@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from moothall.config import LimitSettings
-from moothall.domain.event import Event, EventType
+from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest, key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome
@@ -28,18 +28,20 @@ from moothall.planning.architects import design_task, question, read_tasks
 from moothall.planning.board import Board
 from moothall.planning.card import COMPLETED, FAILED, PASSED, Card
 from moothall.planning.derive import check_plan, repair
+from moothall.planning.intake import check_event
 from moothall.planning.landing import land
 from moothall.planning.lifecycle import lifecycle
 from moothall.planning.merging import Aim, ask, refuse, together, why_not
-from moothall.planning.planner import Planner, derivation_of, moves_to_planning, plan_of
+from moothall.planning.planner import Planner, moves_to_planning, plan_of
 from moothall.planning.requests import task_request
-from moothall.ports import Deliberations, Land, Log
+from moothall.ports import Bus, Deliberations, Land
 from moothall.telemetry import get_logger, metrics
 from moothall.telemetry.events import write
 
 log = get_logger(__name__)
 
 TOPICS = (Channel.STORIES.all,)
+DURABLE = "planning"
 SKIPPED, NO_WINNER = Skipped.code, "NO_WINNER"
 _AGAIN_SECONDS = 1.0
 _PLANNER = "planner"
@@ -65,7 +67,7 @@ class Work:
 
     def __init__(
         self,
-        bus: Log,
+        bus: Bus,
         desk: Deliberations,
         limits: LimitSettings,
         planner: Planner,
@@ -88,6 +90,7 @@ class Work:
     async def run(self) -> None:
         """Take up what is open, then what comes, until cancelled."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._bus.consume(DURABLE, self._handle), name="story events")
             last = await self._take_up(group)
             async for recorded in self._bus.follow(TOPICS, last):
                 await self._see(recorded.event, group)
@@ -95,7 +98,7 @@ class Work:
     async def _take_up(self, group: asyncio.TaskGroup) -> int:
         """Begin what the log leaves open; return how far it was read."""
         while True:
-            last, moved, derived, stories = 0, {}, {}, {}
+            last, derived, stories = 0, {}, {}
             try:
                 async for recorded in self._bus.replay(TOPICS):
                     last, event = recorded.seq, recorded.event
@@ -103,14 +106,8 @@ class Work:
                         derived[event.id] = event
                     elif event.type is EventType.PLAN_FINISHED:
                         self._begun.add(str(event.data.get("derivation_id")))
-                    elif moves_to_planning(event):
-                        moved[derivation_of(event)] = event
                     stories[event.tenant, event.data.get("story_id")] = event
-                for event in (
-                    *derived.values(),
-                    *(event for key, event in moved.items() if key not in derived),
-                    *stories.values(),
-                ):
+                for event in (*derived.values(), *stories.values()):
                     await self._see(event, group)
             except Temporary as error:
                 log.warning("the log could not be read; trying again", reason=error.message)
@@ -118,12 +115,24 @@ class Work:
             else:
                 return last
 
+    async def _handle(self, recorded: Recorded) -> None:
+        """Check a story event, whoever published it, and derive the tasks of a story that moved to planning.
+
+        Raises what makes it a dead letter: it is malformed, its story's life cycle does not allow it, or no task could start.
+        """
+        event = recorded.event
+        story_id = check_event(event)
+        if moves_to_planning(event):
+            await self._planner.derive_for(event)
+        elif event.type is EventType.PLAN_DERIVED:
+            check_plan(plan_of(event).tasks, self._limits.plan_tasks)
+        elif event.type is EventType.STORY_TRANSITIONED:
+            await self._board.check_move(story_id, event)
+
     async def _see(self, event: Event, group: asyncio.TaskGroup) -> None:
         """Take up one event, however long it takes to reach the log. A malformed one is told in the log of the process and changes nothing."""
 
         async def take_up() -> None:
-            if moves_to_planning(event):
-                await self._planner.derive_for(event)
             card = await self._board.find(str(event.data.get("story_id")), Principal(_PLANNER, event.tenant))
             if card is not None:
                 await self._go_on(card, group)

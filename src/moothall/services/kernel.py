@@ -91,7 +91,7 @@ def _repository(workspace: str, ref: str) -> RepositoryRef | None:
 
 def _event(recorded: Recorded) -> pb.TaskEvent:
     event = recorded.event
-    told = pb.TaskEvent(seq=recorded.seq, type=event.type.value, payload=convert.struct(event.data))
+    told = pb.TaskEvent(seq=recorded.position, type=event.type.value, payload=convert.struct(event.data))
     when = timestamp_pb2.Timestamp()
     with suppress(ValueError, json_format.Error):  # an event without a time
         when.FromJsonString(event.time or recorded.extra.get("time", ""))

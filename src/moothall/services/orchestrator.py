@@ -151,7 +151,7 @@ def _update(task_id: str, recorded: Recorded, step: ProgressStep) -> pb.Delibera
         current_step=step.step,
         current_agent=step.agent,
         partial_result=_partial_result(recorded),
-        seq=recorded.seq,
+        seq=recorded.position,
         event=convert.event_message(recorded.event),
         task_id=task_id,
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from moothall.bus import batching, codec, dead, registry
+from moothall.bus import batching, codec, dead, forwarding, registry
 from moothall.bus.buckets import DOCUMENTS, bucket_of
 from moothall.bus.delivery import Ack, Bury, Nak, judge
 from moothall.bus.packing import Packer
@@ -148,7 +148,7 @@ class MemoryBus:
                     return
                 last = raw.seq
                 try:
-                    found = await self._packer.unpack_all(raw.data)
+                    found = forwarding.heed_subject(await self._packer.unpack_all(raw.data), raw.subject)
                 except InvalidRequest:
                     continue
                 for each in batching.records_of(
@@ -226,7 +226,10 @@ class MemoryBus:
         return all(done)
 
     async def _unpack(self, raw: Raw, extra: Mapping[str, str]) -> list[Recorded | Permanent]:
-        return batching.records_of(raw.seq, await self._packer.unpack_all(raw.data), extra)
+        found = await self._packer.unpack_all(raw.data)
+        if registry.stream_of(raw.subject) is not registry.WORK:
+            found = await forwarding.forward(found, raw.subject, raw.seq, self._packer, self.put_raw)
+        return batching.records_of(raw.seq, found, extra)
 
     def _finish(self, durable: _Durable, stream: _Stream, seq: int) -> None:
         durable.deliveries.pop(seq, None)

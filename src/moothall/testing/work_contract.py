@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from moothall import ports
-from moothall.bus import dead
-from moothall.domain.event import Recorded
+from moothall.bus import dead, registry
+from moothall.bus.codec import encode, encode_batch
+from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, NotFound, Permanent, Temporary
 from moothall.testing.bus_contract import consuming, letters, requested, seat, seen
@@ -213,3 +214,56 @@ class WorkContract:
             [letter] = await letters(bus, 1)
             await dead.replay(bus, letter.seq)
             assert await marked(1) == [("task-3", False)]
+
+    @pytest.mark.parametrize("about", ["", "story-1", "acme_story-1"])
+    async def test_a_story_event_is_understood_on_each_of_its_subjects(self, opened: Any, about: str) -> None:
+        subject = registry.subject(Channel.STORIES.of(about)) if about else registry.STORIES_BARE
+        got: asyncio.Queue[Recorded] = asyncio.Queue()
+        event = new_event(EventType.STORY_CHANGED, "story-1", {"story_id": "story-1", "title": "Greet"}, tenant="acme")
+        async with opened() as bus, consuming(bus, "planning", got.put):
+            await bus.put_raw(subject, encode(event), message_id=event.id)
+            [back] = await seen(got, 1)
+            assert (back.event.id, back.extra["about"]) == (event.id, "acme_story-1")
+            assert [r.event.id async for r in bus.replay([Channel.STORIES.of("acme_story-1")])] == [event.id]
+            assert [r.event.id async for r in bus.replay([Channel.STORIES.all])] == [event.id]
+            assert got.empty()
+            assert [letter async for letter in dead.letters(bus)] == []
+
+    @pytest.mark.parametrize("about", ["", "story-1"])
+    async def test_story_events_in_one_message_come_one_by_one(self, opened: Any, about: str) -> None:
+        subject = registry.subject(Channel.STORIES.of(about)) if about else registry.STORIES_BARE
+        told = [
+            new_event(EventType.STORY_CHANGED, "story-1", {"story_id": "story-1", "title": title}, ordinal=title)
+            for title in "abc"
+        ]
+        got: asyncio.Queue[Recorded] = asyncio.Queue()
+        async with opened() as bus, consuming(bus, "planning", got.put):
+            await bus.put_raw(subject, encode_batch([encode(event) for event in told]))
+            assert [recorded.event.id for recorded in await seen(got, 3)] == [event.id for event in told]
+            recorded = [r async for r in bus.replay([Channel.STORIES.of("story-1")])]
+            assert [r.event.id for r in recorded] == [event.id for event in told]
+            assert len({r.seq for r in recorded}) == len(told)
+
+    @pytest.mark.parametrize("about", ["", "story-1"])
+    async def test_what_is_no_event_of_a_story_is_buried(self, opened: Any, about: str) -> None:
+        subject = registry.subject(Channel.STORIES.of(about)) if about else registry.STORIES_BARE
+        story = {"story_id": "story-2", "title": "Greet"}
+        data = [
+            b"not JSON",
+            b"{}",
+            b'{"event_type": "STORY_TRANSITIONED", "case_id": "story-1"}',
+            encode(seat(1)),
+            encode(new_event(EventType.STORY_CHANGED, "story-1", {"title": "Greet"})),
+            encode(new_event(EventType.STORY_CHANGED, "story-1", {"story_id": "a story"})),
+            encode(new_event(EventType.STORY_CHANGED, "story-1", {"story_id": "story-1"}, tenant="*.>")),
+        ]
+        data += [encode(new_event(EventType.STORY_CHANGED, "story-2", story))] if about else []
+        got: asyncio.Queue[Recorded] = asyncio.Queue()
+        async with opened() as bus, consuming(bus, "planning", got.put):
+            for each in data:
+                await bus.put_raw(subject, each)
+            buried = await letters(bus, len(data))
+            assert [letter.data for letter in buried] == data
+            assert {letter.subject for letter in buried} == {subject}
+            assert all(letter.reason for letter in buried)
+            assert got.empty()

@@ -247,8 +247,8 @@ async def test_any_text_is_kept_up_to_its_bound(graph: CypherGraph, text: str) -
     assert len(row["comments"]) == 2
     kept = row["comments"][-1]["comment"]
     assert len(kept) == min(len(text), 2000)
-    assert row["story"]["headline"] == kept
-    assert row["story"]["criteria"] == [kept] * 3
+    assert row["story"]["headline"] == (kept or "Greeting")  # an empty field says nothing
+    assert row["story"]["criteria"] == ([kept] * 3 if kept else ["greets the world"])
     assert kept[:1] == text[:1] or text[:1] == "\ud800"
 
 
@@ -309,6 +309,20 @@ async def test_a_pack_holds_a_story_with_what_came_of_it(graph: CypherGraph) -> 
     assert (of_task["summaries"], of_task["about"]) == ([], "add it"), "itself is left out"
     (unknown,) = await graph.ask("context", tenant="local", story_id="nothing")
     assert not any(value for value in unknown.values())
+
+
+async def test_a_pack_holds_a_story_that_was_planned_outside(graph: CypherGraph) -> None:
+    moved = {"from_state": "draft", "to_state": "planning", "event": "plan", "actor": "po"}
+    told = {"title": "Greeting", "brief": "Greet everybody.", "ac": ["greets the world", " "], "repository": "sample"}
+    chronicle = Chronicle(story_id="story-9")
+    chronicle.of_story(EventType.STORY_TRANSITIONED, **moved, **told)
+    chronicle.of_story(EventType.STORY_CHANGED, brief="Greet everybody, politely.")
+    chronicle.of_story(EventType.STORY_TRANSITIONED, from_state="planning", to_state="ready", event="go", actor="po")
+    await graph.project(recorded(chronicle.events))
+    (row,) = await graph.ask("context", tenant="local", story_id="story-9", role="dev")
+    assert row["story"] == {"story_id": "story-9", "headline": "Greeting", "state": "ready", "rigor": None}
+    assert row["brief"] == {"brief": "Greet everybody, politely.", "criteria": ["greets the world"]}
+    assert row["repository"] == "sample"
 
 
 async def test_a_task_without_a_story_has_its_repository(graph: CypherGraph) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from moothall.bus import dead
+from moothall.bus.codec import encode
 from moothall.config import LimitSettings
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.identity import LOCAL, Principal
@@ -386,3 +388,71 @@ async def test_a_derived_task_that_cannot_start_is_recorded_with_its_reason(
         code: "the dev council was deleted",
         tests: f"not started: {code}, whose work it builds on, has no winner",
     }
+
+
+async def letters(bus: MemoryBus, count: int) -> list[dead.DeadLetter]:
+    """Wait for so many dead letters."""
+    async with asyncio.timeout(10):
+        while len(found := [letter async for letter in dead.letters(bus)]) < count:
+            await asyncio.sleep(0.01)
+    return found
+
+
+@pytest.mark.parametrize("subject", ["agile.events", "agile.events.story-2", "agile.events.acme_story-2"])
+async def test_a_tenants_story_is_planned_whichever_of_its_subjects_it_comes_on(
+    bus: MemoryBus, desk: MemoryDesk, planner: Planner, subject: str
+) -> None:
+    data = {"story_id": "story-2", "to_state": "planning", "title": "Greet", "metadata": {"roles": "dev"}}
+    async with running(bus, desk, planner):
+        moved = new_event(EventType.STORY_TRANSITIONED, "story-2", data, tenant="acme")
+        await bus.put_raw(subject, encode(moved), message_id=moved.id)
+        await until(desk.known)
+    (key,) = desk.known()
+    assert key.startswith("acme_task-")
+    assert [letter async for letter in dead.letters(bus)] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "reason"),
+    [
+        (EventType.STORY_TRANSITIONED, {"to_state": "planning"}, "nothing is known of story 'story-1'"),
+        (EventType.STORY_TRANSITIONED, {"to_state": "planning", "title": "x", "repository": "ghost"}, "no repository 'ghost'"),
+        (EventType.STORY_TRANSITIONED, {"to_state": "planning", "title": "x", "metadata": {"roles": "wizard"}}, "unknown role"),
+        (EventType.STORY_TRANSITIONED, {"to_state": "planning", "title": "x", "metadata": []}, "metadata is not an object"),
+        (EventType.STORY_TRANSITIONED, {"title": "x"}, "to_state is empty"),
+        (EventType.STORY_CREATED, {}, "neither a title nor a brief"),
+        (EventType.STORY_CREATED, {"title": 7}, "title is not a text"),
+        (EventType.STORY_CREATED, {"title": "x", "ac": "one"}, "ac is not a list of texts"),
+        (EventType.STORY_CREATED, {"title": "x", "repository": 7}, "repository is neither"),
+        (EventType.STORY_CREATED, {"title": "x", "rigor_level": "HIGH"}, "rigor_level is 'HIGH'"),
+        (EventType.STORY_CREATED, {"title": "x", "budget": {"tokens": -1}}, "from 0"),
+        (EventType.STORY_CHANGED, {"story_id": "Story One"}, "cannot be part of a subject"),
+        (EventType.PLAN_DERIVED, {"plan_id": "p", "tasks": "none"}, "tasks"),
+    ],
+)
+async def test_a_story_event_that_counts_for_nothing_is_a_dead_letter(
+    bus: MemoryBus, desk: MemoryDesk, kind: EventType, data: dict[str, Any], reason: str
+) -> None:
+    desk.unable["ghost"] = NotFound("no repository 'ghost'")
+    async with running(bus, desk, Planner(bus, LimitSettings(), desk.check)):
+        event = new_event(kind, "story-1", {"story_id": "story-1", **data})
+        await bus.put_raw("agile.events", encode(event), message_id=event.id)
+        (letter,) = await letters(bus, 1)
+    assert reason in letter.reason
+    assert desk.known() == []
+
+
+async def test_a_move_that_the_life_cycle_does_not_allow_is_a_dead_letter(
+    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+) -> None:
+    board, story_id = await on_the_board(bus, "refine")
+    told = {"story_id": story_id, "from_state": "draft", "to_state": "done", "event": "finish", "actor": "eve", "roles": ["po"]}
+    planned = {"story_id": story_id, "to_state": "planning", "event": "plan"}
+    async with running(bus, desk, planner):
+        await bus.publish(new_event(EventType.STORY_TRANSITIONED, story_id, told))
+        await bus.publish(new_event(EventType.STORY_TRANSITIONED, story_id, planned, ordinal=1))
+        first, second = await letters(bus, 2)
+        await board.move(story_id, "submit", LOCAL)
+    assert "'finish' does not happen to a story in draft" in first.reason
+    assert "its tasks are derived in design" in second.reason
+    assert (await board.card(story_id, LOCAL)).stand.state == "design"

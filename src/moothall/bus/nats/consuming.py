@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import nats.errors
 from nats.aio.msg import Msg
 
-from moothall.bus import batching, dead, registry
+from moothall.bus import batching, dead, forwarding, registry
 from moothall.bus.delivery import Ack, Bury, Nak, judge
 from moothall.bus.nats import setup
 from moothall.bus.nats.connection import BEAT, EXPIRES, ConsumerGone, DeliveryPlace, Pull, log
@@ -220,7 +220,7 @@ class Taking:
             extra["fresh"] = "1"
         found = await self.packer.unpack_all(message.data)
         if self.spec.stream != WORK.name:  # work is sent as what was recorded elsewhere
-            found = batching.heed_subject(found, message.subject)
+            found = await forwarding.forward(found, message.subject, place.seq, self.packer, self.stored.put_raw)
         return batching.records_of(place.seq, found, extra)
 
     async def _bury(self, message: Msg, why: Bury) -> Bury | Nak:

@@ -12,7 +12,7 @@ import nats.errors
 
 from moothall import telemetry
 from moothall.aio import beside
-from moothall.bus import batching, codec, registry
+from moothall.bus import batching, codec, forwarding, registry
 from moothall.bus.batching import Batching
 from moothall.bus.buckets import DOCUMENTS, bucket_of
 from moothall.bus.codec import load_json
@@ -152,13 +152,15 @@ class JetStreamBus:
 
     async def _events_of(self, stream: str, raw: Raw) -> list[Recorded]:
         try:
-            found = batching.heed_subject(await self._packer.unpack_all(raw.data), raw.subject)
+            found = forwarding.heed_subject(await self._packer.unpack_all(raw.data), raw.subject)
         except InvalidRequest as error:
             found = [error]
         records = batching.records_of(raw.seq, found, {"about": registry.about(raw.subject), "time": raw.time.isoformat()})
         for wrong in records:
             if not isinstance(wrong, Recorded):
-                log.warning("record passed over", stream=stream, seq=raw.seq, subject=raw.subject, reason=wrong.message)
+                # What a consumer cannot take is a dead letter, with a warning of its own.
+                say = log.debug if registry.is_consumed(raw.subject) else log.warning
+                say("record passed over", stream=stream, seq=raw.seq, subject=raw.subject, reason=wrong.message)
         return [each for each in records if isinstance(each, Recorded)]
 
     def _at_once(self, subjects: Sequence[str], *, going_on: bool = False) -> bool:

@@ -54,7 +54,7 @@ USERS: Mapping[str, User] = {
         "whoever decides, plans and writes the graph; it makes the streams, and operators' commands run beside it",
         _DESK | {Channel.STORIES, Channel.COUNCILS, Channel.AUDIT, Channel.CALLS},
         hears=frozenset({Channel.GRAPH}),
-        takes=frozenset({"collector"}),
+        takes=frozenset({"collector", "planning"}),
         writes=frozenset(BUCKETS),
         keeps=True,
     ),
@@ -102,6 +102,7 @@ def claims(name: str) -> Mapping[str, Any]:
     """Return what a NATS token says of the permissions of `USERS[name]`. What a message asks to be answered may be answered once."""
     user, own = USERS[name], f"{inbox(name)}.>"
     sent = [registry.subject(channel.all) for channel in sorted(user.sends | _ASKED)]
+    sent += [registry.STORIES_BARE] if Channel.STORIES in user.sends else []
     kept = [f"{bucket_prefix(BUCKETS[bucket])}>" for bucket in sorted(user.writes)]
     stored = [f"{PREFIX}>", f"{BLOB_CHUNKS}>", f"{BLOB_ENTRIES}>"]
     takes = [registry.durable(one) for one in sorted(user.takes)]

@@ -248,19 +248,22 @@ class Desk:
         raise NotFound(f"deliberation {task_id!r} ended without a decision in the log")
 
     async def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
-        """Yield the deliberation's events in order, each once; end after its decision."""
+        """Yield the deliberation's events after a seq or position in order, each once; end after its decision."""
         await self._visible(task_id, who)
         key = key_of(task_id, who.tenant)
         ended = await find_decision(self._bus, key)
         if ended is not None and not ended.comes_after(after_seq):
             return
-        told: set[str] = set()  # two hosts at once record the same fact in different messages, and the bus does not notice
-        async with aclosing(self._bus.follow(deliberation_topics(key), after_seq)) as events:
+        # Two hosts at once record the same fact in different messages, and the bus does not notice. Read from the beginning: the
+        # first of the two may be before `after_seq`.
+        told: set[str] = set()
+        async with aclosing(self._bus.follow(deliberation_topics(key))) as events:
             async for recorded in events:
                 if recorded.event.id in told:
                     continue
                 told.add(recorded.event.id)
-                yield _as_of_tenant(who, recorded)
+                if recorded.comes_after(after_seq):
+                    yield _as_of_tenant(who, recorded)
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
                     return
 

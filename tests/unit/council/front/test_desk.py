@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from moothall.bus.codec import encode, encode_batch
 from moothall.collector import Collector
 from moothall.config import LimitSettings
 from moothall.council.front.desk import Desk
@@ -274,3 +275,23 @@ async def test_a_request_can_be_checked_without_recording_it(bus: MemoryBus, des
     with pytest.raises(InvalidRequest, match="the task is empty"):
         await desk.check(replace(TASK, description=" "), LOCAL)
     assert (await bus.state("EVENTS")).messages == 0
+
+
+async def test_who_goes_on_within_a_message_is_told_nothing_twice_and_misses_nothing(bus: MemoryBus, desk: Desk) -> None:
+    await desk.submit(replace(TASK, task_id="task-1"), LOCAL)
+
+    def turn(number: int) -> bytes:
+        return encode(new_event(EventType.SEAT_TURN, "task-1", {"task_id": "task-1", "seat": "agent-dev-001"}, ordinal=number))
+
+    for numbers in ((1, 2, 3), (4,), (2, 5, 6), (5,), (7, 8)):  # 2 and 5 were said by two hosts
+        await bus.put_raw("agent.results.task-1", encode_batch([turn(number) for number in numbers]))
+    await bus.publish(new_event(EventType.DELIBERATION_DECIDED, "task-1", {"task_id": "task-1"}))
+    whole = [recorded async for recorded in desk.watch("task-1", 0, LOCAL)]
+    assert len(whole) == len({recorded.event.id for recorded in whole}) == 10
+    places = [recorded.position for recorded in whole]
+    assert places == sorted(set(places))
+    for number, place in enumerate(places):
+        assert [r.event.id async for r in desk.watch("task-1", place, LOCAL)] == [r.event.id for r in whole[number + 1 :]]
+    for recorded in whole:  # a seq of the log itself loses nothing either
+        rest = [r.event.id async for r in desk.watch("task-1", recorded.seq, LOCAL)]
+        assert rest[len(rest) - (9 - whole.index(recorded)) :] == [r.event.id for r in whole[whole.index(recorded) + 1 :]]
