@@ -94,6 +94,7 @@ async def spread(folder: Path, stub: Stub, fleet: Fleet) -> AsyncIterator[Spread
             **GRAPH_LATER,
             "MOOTHALL_RAY__WAIT_SECONDS": "60",  # a host on each node, though they come one by one
             "MOOTHALL_RAY__ADDRESS": address,
+            "MOOTHALL_RAY__ALLOW_NO_TOKEN": "true",
             "MOOTHALL_RAY__HOSTS": str(len(fleet.hosts)),
             "MOOTHALL_BUS__URL": bus_url,
         }

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from ray_nodes import TOKEN
 from support.processes import all_gone, descendants
 from support.servers import relayed
 
@@ -164,7 +165,7 @@ async def node(command: tuple[str, ...], environment: Mapping[str, str]) -> Asyn
 async def nodes(folder: Path, machines: list[Machine]) -> AsyncIterator[tuple[str, list[Node]]]:
     """Yield the address of a Ray whose head, beside the house, offers no processor, and a node on each machine."""
     address = f"{HOUSE}:6379"
-    environment = {**os.environ, **_RAY, "RAY_TMPDIR": str(folder)}
+    environment = {**os.environ, **_RAY, **TOKEN, "RAY_TMPDIR": str(folder)}
     (folder / "ray").mkdir()  # where it says to others on this machine that it is there, and expects a folder
     start = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats")
     memory = "--object-store-memory=80000000"

@@ -1,4 +1,4 @@
-"""Ray nodes on loopback, two or as many as asked for, in a process of their own: prints their address and the second one's raylet,
+"""Ray nodes on loopback, two or as many as asked for, in a process of their own: prints their address and the last one's raylet,
 ends with its input.
 """
 
@@ -30,8 +30,8 @@ def main(folder: str, nodes: str = "2") -> None:
         initialize_head=True, connect=False, head_node_args={**_NODE, "include_dashboard": False, "temp_dir": folder}
     )
     try:
-        others = [cluster.add_node(wait=True, **_NODE) for _ in range(int(nodes) - 1)]
-        raylet = others[0].all_processes["raylet"][0].process.pid if others else 0
+        members = [cluster.head_node, *(cluster.add_node(wait=True, **_NODE) for _ in range(int(nodes) - 1))]
+        raylet = members[-1].all_processes["raylet"][0].process.pid
         sys.stdout.write(json.dumps({"address": cluster.address, "raylet": raylet}) + "\n")
         sys.stdout.flush()
         sys.stdin.read()

@@ -18,6 +18,7 @@ from house import Command, by_task, git, scripted
 from moothall.bus.nats.server import embedded_server
 from moothall.config import BusSettings
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
+from ray_nodes import TOKEN
 from serving import serving, until_begun
 from support.repos import Repo, make_repo
 
@@ -76,6 +77,7 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
         address, nodes = await stack.enter_async_context(apart.nodes(folder, machines))
         data = folder / "data"
         extra = {
+            **TOKEN,
             "MOOTHALL_RAY__ADDRESS": address,
             "MOOTHALL_RAY__HOSTS": "2",
             "MOOTHALL_RAY__SEATS_PER_HOST": "1",  # two deliberations, one for each host

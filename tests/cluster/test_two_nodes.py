@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import signal
@@ -23,53 +22,14 @@ from moothall.bus.nats.server import embedded_server
 from moothall.config import BusSettings
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Fault, scripted_model
+from ray_nodes import TOKEN, hosts_below, ray_nodes
 from serving import serving, until_begun, until_serving
-from support.processes import all_gone, command_line, descendants
+from support.processes import all_gone, descendants
 from support.servers import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 TASK = "Add hello_world() function to src/utils.py"
-
-
-@asynccontextmanager
-async def two_nodes() -> AsyncIterator[tuple[str, psutil.Process]]:
-    """Yield the cluster's address and the raylet of the node that is not the head."""
-    folder = Path(tempfile.mkdtemp(prefix="mh-", dir="/tmp"))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(Path(__file__).parent / "ray_cluster.py"),
-        str(folder),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(240):
-            while not (line := await process.stdout.readline()).startswith(b"{"):
-                assert line, "the cluster did not start"
-        told = json.loads(line)
-        # Beside its sessions Ray writes where it is; a machine that never ran it has no /tmp/ray for that.
-        assert (folder / "ray" / "ray_current_cluster").is_file()
-        yield told["address"], psutil.Process(told["raylet"])
-    finally:
-        below = descendants(process.pid)
-        process.stdin.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(60):
-                await process.wait()
-        for one in below:
-            with suppress(psutil.NoSuchProcess):
-                one.kill()
-        assert await all_gone(below) == []
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def hosts_below(root: psutil.Process) -> list[psutil.Process]:
-    """Return the host processes that a node runs."""
-    return [child for child in descendants(root.pid) if "ray::Host" in command_line(child)]
 
 
 async def test_a_node_that_works_is_killed_and_the_other_ends_the_work(tmp_path: Path) -> None:
@@ -83,9 +43,10 @@ async def test_a_node_that_works_is_killed_and_the_other_ends_the_work(tmp_path:
     async with (
         scripted_model(scripted(slowly)) as model,
         embedded_server(BusSettings(), tmp_path / "bus") as bus_url,
-        two_nodes() as (address, second),
+        ray_nodes(2) as (address, second),
     ):
         extra = {
+            **TOKEN,
             "MOOTHALL_RAY__ADDRESS": address,
             "MOOTHALL_RAY__HOSTS": "2",
             "MOOTHALL_RAY__SEATS_PER_HOST": "1",  # two deliberations, one for each host
@@ -114,7 +75,7 @@ async def a_head(folder: Path, port: int) -> AsyncIterator[None]:
     program = (str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}", f"--temp-dir={place}")
     process = await asyncio.create_subprocess_exec(
         *(*program, "--num-cpus=1", "--node-ip-address=127.0.0.1", "--include-dashboard=false", "--object-store-memory=80000000"),
-        env={**os.environ, "RAY_TMPDIR": place},
+        env={**os.environ, **TOKEN, "RAY_TMPDIR": place},
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
     )
@@ -153,7 +114,7 @@ async def test_a_head_that_is_replaced_by_another_ends_serving_with_a_word(tmp_p
         embedded_server(BusSettings(), tmp_path / "bus") as bus_url,
         AsyncExitStack() as stack,
     ):
-        extra = {"MOOTHALL_RAY__ADDRESS": f"127.0.0.1:{port}", "MOOTHALL_BUS__URL": bus_url}
+        extra = {**TOKEN, "MOOTHALL_RAY__ADDRESS": f"127.0.0.1:{port}", "MOOTHALL_BUS__URL": bus_url}
         command = Command(tmp_path / "data", model.base_url, extra)
         async with a_head(folder, port):
             server = await command.start("serve", "--port", "0")

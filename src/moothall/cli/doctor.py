@@ -17,7 +17,7 @@ from moothall.cli.exits import EXIT_NONE
 from moothall.cli.fleet import time_of
 from moothall.cli.options import example, json_option
 from moothall.cli.run import print_json, with_settings
-from moothall.config import LlmSettings, SandboxSettings, Settings
+from moothall.config import LlmSettings, RaySettings, SandboxSettings, Settings
 from moothall.config.models import DEFAULT
 from moothall.domain.code import CodeBlock
 from moothall.domain.fleet import HostState
@@ -62,6 +62,8 @@ async def _examine(settings: Settings) -> AsyncIterator[Finding]:
     async for finding in _jobs(settings) if settings.workspace.kind == "kubernetes" else _this_machine(settings):
         yield finding
     yield await _bus(settings)
+    if settings.ray.address is not None:
+        yield await _ray_cluster(settings.ray, settings.ray.address)
     yield await _fleet(settings)
     for name, llm in settings.choice.items():
         yield await _model(settings.data_dir, llm, "model" if name == DEFAULT else f"model {name}")
@@ -169,6 +171,17 @@ async def _bus(settings: Settings) -> Finding:
     except MoothallError as error:
         return Finding("bus", ok=False, detail=error.message, mend="start it, or unset MOOTHALL_BUS__URL for the embedded one")
     return Finding("bus", ok=True, detail=f"{what}; {state.messages} events, {state.bytes} bytes")
+
+
+async def _ray_cluster(ray: RaySettings, address: str) -> Finding:
+    from moothall.fleet.ray_authentication import HELP, Access, describe, probe_access
+
+    access, reason = await probe_access(address)
+    detail = describe(access, address, reason)
+    if access is Access.OPEN and ray.allow_no_token:
+        return Finding("ray cluster", ok=True, detail=f"{detail}, as ray.allow_no_token accepts: it reads our credentials")
+    restricted = access is Access.RESTRICTED
+    return Finding("ray cluster", ok=restricted, detail=detail, mend="" if restricted else HELP)
 
 
 async def _fleet(settings: Settings) -> Finding:

@@ -138,6 +138,10 @@ class RaySettings(Section):
         description="what hosts on the Ray at address come to the bus with, such as hosts.creds of `moothall bus keys`; without, bus.credentials",
     )
     credentials_file: Path | None = None
+    allow_no_token: bool = Field(
+        default=False,
+        description="use the Ray at address although it takes drivers without a token: whoever reaches its ports reads our credentials",
+    )
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:

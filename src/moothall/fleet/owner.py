@@ -1,4 +1,4 @@
-"""Whose a host is: it ends with the house that started it, and the next house ends what is left of an older one.
+"""Whose a host is: it ends with the house that started it and with its raylet, and the next house ends what is left of an older one.
 
 A host in a process of its own says in a file of the data directory who it is, and then looks whether its house still lives: one that comes too late
 for the next house's look finds its own house dead. Processes are known by pid and start, so that nobody else is ever ended.
@@ -37,7 +37,7 @@ class Process:
 
     def lives(self) -> bool:
         """Whether it is a process of this machine that has not ended."""
-        return bool(self.place) and self.place == _place() and _start_time(self.pid) == self.started
+        return bool(self.place and self.started) and self.place == _place() and _start_time(self.pid) == self.started
 
     def open(self) -> int | None:
         """Return a pidfd of it for the caller to close; None where it has ended, is none of this machine, or this kernel has no pidfds."""
@@ -52,7 +52,12 @@ class Process:
 
 def this_process() -> Process:
     """Return this one."""
-    return Process(os.getpid(), _start_time(os.getpid()), _place())
+    return process_of(os.getpid())
+
+
+def process_of(pid: int) -> Process:
+    """Return the process of this machine with this pid; it does not live if it has ended, or is a zombie."""
+    return Process(pid, _start_time(pid), _place())
 
 
 @contextmanager
@@ -63,7 +68,7 @@ def registered(folder: Path, house: Process) -> Iterator[None]:
     record = folder / f"{me.pid}-{me.started}.json"
     write_private(record, json.dumps(asdict(me)))
     if house.place and house.place == me.place:
-        _end_with(house)
+        end_with(house)
     try:
         yield
     finally:
@@ -112,14 +117,17 @@ def _wait(process: Process, handle: int | None, seconds: float | None = None) ->
         time.sleep(_LOOK_SECONDS)
 
 
-def _end_with(house: Process) -> None:
-    """Kill this process when the house ends, or is gone already. In a thread: a busy event loop must not keep it alive."""
+def end_with(other: Process) -> None:
+    """Kill this process when another one of this machine ends or becomes a zombie, or has done so already.
+
+    In a thread: a busy event loop must not keep this process alive.
+    """
 
     def watch() -> None:
-        _wait(house, house.open())
+        _wait(other, other.open())
         os.kill(os.getpid(), signal.SIGKILL)
 
-    threading.Thread(target=watch, name="house", daemon=True).start()
+    threading.Thread(target=watch, name=f"end with {other.pid}", daemon=True).start()
 
 
 def _start_time(pid: int) -> int:

@@ -20,6 +20,8 @@ from moothall.config import RaySettings
 from moothall.errors import ConfigurationError, Temporary
 from moothall.fleet.folder import ray_folder
 from moothall.fleet.in_process import Alive
+from moothall.fleet.owner import end_with, process_of
+from moothall.fleet.ray_authentication import check_access, explain_refusal
 
 # Read by Ray when it is imported and by the processes that it starts.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -28,12 +30,23 @@ os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a loaded machine
 # Idle workers cost a process each, and two seconds of a core at the start; our hosts are the only actors.
 os.environ.setdefault("RAY_enable_worker_prestart", "0")
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():  # Ray shows no token at an address unless the mode says so too
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 import ray
 import ray.exceptions
 import ray.util
 from ray._raylet import GcsClient, NodeID  # type: ignore[attr-defined]  # made by Cython
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+_WITHOUT_METRICS = {
+    "RAY_enable_metrics_collection": "0",
+    "AUTOSCALER_METRIC_PORT": "-1",
+    "DASHBOARD_METRIC_PORT": "-1",
+}
+"""Keeps Ray's processes from serving metrics: they ask nobody for the token. Ray has no switch for the last two; an impossible port is
+logged, and nothing listens.
+"""
 
 HostMain = Callable[..., Coroutine[Any, Any, None]]
 """Runs a host of this name until cancelled; calls its second argument once it is ready. `node`: the address of its machine."""
@@ -50,6 +63,7 @@ class HostActor:
 
     async def run(self) -> None:
         """Host until `stop`. Ray calls this again in a restarted actor."""
+        _end_with_raylet()
         async with asyncio.TaskGroup() as group:
             node = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray leaves it untyped
             hosting = group.create_task(self._main(self._name, self._ready.set, node=node))
@@ -64,6 +78,12 @@ class HostActor:
     async def stop(self) -> None:
         """Let `run` end: what is in flight is cancelled and its workspaces are closed."""
         self._stop.set()
+
+
+def _end_with_raylet() -> None:
+    """End this worker with its raylet. Ray's own check takes a raylet that nobody has reaped for alive, and starts the actor elsewhere."""
+    if raylet := os.environ.get("RAY_RAYLET_PID"):
+        end_with(process_of(int(raylet)))
 
 
 _ANSWER_SECONDS, _STOP_SECONDS, _AGAIN_SECONDS, _WATCH_SECONDS = 2.0, 10.0, 0.5, 5.0
@@ -183,9 +203,12 @@ async def cluster(settings: RaySettings) -> AsyncIterator[None]:
     """A connection to the configured cluster, or a Ray of our own on loopback that ends with it."""
     if settings.address is not None:
         async with _connection(f"at {settings.address}", {"address": settings.address}):
+            await check_access(settings, str(ray.get_runtime_context().gcs_address))
             yield
         return
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray's own lies in ~/.ray, where others can read it
+    os.environ.pop("RAY_AUTH_MODE", None)  # unset: Ray starts a cluster of its own with a token
+    os.environ.update(_WITHOUT_METRICS)
     async with ray_folder() as directory:
         options = {
             "address": "local",
@@ -229,7 +252,8 @@ async def _connection(where: str, options: dict[str, Any]) -> AsyncIterator[None
         await asyncio.to_thread(ray.shutdown)
         raise
     except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError) as error:
-        raise ConfigurationError(f"Ray could not be started or reached {where}: {error}") from error
+        why = await explain_refusal(str(options["address"]))
+        raise ConfigurationError(f"Ray could not be started or reached {where}: {error}{why}") from error
     except Exception as error:
         if type(error) is not Exception:
             raise

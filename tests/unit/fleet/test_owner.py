@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import stat
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from moothall.fleet.folder import sweep
-from moothall.fleet.owner import Process, end_left, registered, this_process
+from moothall.fleet.owner import Process, end_left, process_of, registered, this_process
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
@@ -73,6 +74,41 @@ async def test_a_host_ends_with_its_house(tmp_path: Path) -> None:
         async with asyncio.timeout(30):
             while lives(host):
                 await asyncio.sleep(0.02)
+
+
+ENDS_WITH = """
+import sys, time
+from moothall.fleet.owner import end_with, process_of
+
+end_with(process_of(int(sys.argv[1])))
+print("watching", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+async def test_a_process_ends_with_another_that_nobody_reaps(when: str) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    if when == "before":
+        other.kill()
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+        assert not process_of(other.pid).lives()
+    host = await asyncio.create_subprocess_exec(sys.executable, "-c", ENDS_WITH, str(other.pid), stdout=asyncio.subprocess.PIPE)
+    try:
+        if when == "while":
+            assert host.stdout is not None
+            assert await host.stdout.readline() == b"watching\n"
+            assert process_of(other.pid).lives()
+            other.kill()
+        async with asyncio.timeout(30):
+            assert await host.wait() == -signal.SIGKILL
+        assert not process_of(other.pid).lives()
+    finally:
+        other.kill()
+        other.wait()
+        if host.returncode is None:
+            host.kill()
+            await host.wait()
 
 
 async def test_also_where_the_kernel_has_no_pidfds(tmp_path: Path) -> None:

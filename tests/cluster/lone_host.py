@@ -1,0 +1,30 @@
+"""One host on the Ray at an address, started by a process of its own that says when it is ready and ends with its input."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+
+from moothall.config import RaySettings
+from moothall.fleet import ray_fleet
+
+
+async def host(name: str, ready: Callable[[], None], *, node: str) -> None:
+    """Do nothing until cancelled."""
+    del name, node
+    ready()
+    await asyncio.Event().wait()
+
+
+async def main(address: str) -> None:
+    """Host until the input ends."""
+    settings = RaySettings(address=address)
+    async with ray_fleet.cluster(settings), ray_fleet.hosting(settings, host):
+        os.write(1, b"ready\n")  # Ray's driver turns sys.stdout elsewhere
+        await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

@@ -1,0 +1,132 @@
+"""Ray under the fleet: who is told anything, whose drivers it takes, and a host whose raylet has died."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from http.client import BadStatusLine
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+import psutil
+import pytest
+
+from house import Command
+from moothall.bus.nats.server import embedded_server
+from moothall.config import BusSettings
+from moothall.fleet.ray_authentication import Access, probe_access
+from moothall.testing.model import scripted_model
+from ray_nodes import NO_TOKEN, TOKEN, hosts_below, ray_nodes
+from serving import until_serving
+from support.processes import all_gone, descendants
+
+pytestmark = pytest.mark.e2e
+
+LONE_HOST = Path(__file__).parent.parent / "cluster" / "lone_host.py"
+
+
+@asynccontextmanager
+async def served(command: Command) -> AsyncIterator[psutil.Process]:
+    """Yield the process of a server while it serves."""
+    server = await command.start("serve", "--port", "0")
+    assert server.stderr is not None
+    try:
+        await until_serving(server)
+        drain = asyncio.ensure_future(server.stderr.read())
+        yield psutil.Process(server.pid)
+    finally:
+        if server.returncode is None:
+            server.terminate()
+        async with asyncio.timeout(120):
+            await server.wait()
+    await drain
+
+
+def listening(process: psutil.Process) -> Iterator[int]:
+    """Yield the TCP ports on which a process listens."""
+    for connection in process.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN:
+            yield connection.laddr.port
+
+
+def reads(port: int, path: str) -> bool:
+    """Whether a page can be read there without a token."""
+    try:
+        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=5):
+            return True
+    except HTTPError as error:
+        return error.code not in {401, 404}
+    except (URLError, OSError, BadStatusLine):  # a server of gRPC answers with no line of HTTP
+        return False
+
+
+async def test_a_ray_of_our_own_tells_nothing_without_its_token(tmp_path: Path) -> None:
+    async with scripted_model(lambda *_: "") as model:
+        # Whatever the environment says of tokens: it is about another Ray.
+        extra = {**NO_TOKEN, "MOOTHALL_RAY__MODE": "ray"}
+        async with served(Command(tmp_path / "data", model.base_url, extra)) as server:
+            processes = [one for one in descendants(server.pid) if "nats" not in one.name()]
+            ports = {port: one.name() for one in processes for port in listening(one)}
+            assert {"gcs_server", "raylet"} <= set(ports.values())
+            told = [(name, path) for port, name in ports.items() for path in ("/metrics", "/api/version") if reads(port, path)]
+            assert told == []
+            drivers = [name for port, name in ports.items() if (await probe_access(f"127.0.0.1:{port}"))[0] is Access.OPEN]
+            assert drivers == []
+
+
+async def test_a_cluster_that_takes_drivers_without_a_token_gets_nothing_unless_a_setting_says_so(tmp_path: Path) -> None:
+    async with (
+        scripted_model(lambda *_: "") as model,
+        embedded_server(BusSettings(), tmp_path / "bus") as bus_url,
+        ray_nodes(1, NO_TOKEN) as (address, raylet),
+    ):
+        extra = {"MOOTHALL_RAY__ADDRESS": address, "MOOTHALL_BUS__URL": bus_url, "RAY_AUTH_MODE": "disabled"}
+        refused = await Command(tmp_path / "refused", model.base_url, extra)("serve", "--port", "0")
+        assert refused.code == 2, refused.err
+        assert f"the Ray cluster at {address} takes drivers without a token" in refused.err
+        assert "MOOTHALL_RAY__ALLOW_NO_TOKEN" in refused.err
+        assert hosts_below(raylet) == []
+
+        finding = await examined(Command(tmp_path / "refused", model.base_url, extra))
+        assert (finding["ok"], "without a token" in finding["detail"]) == (False, True)
+        assert "MOOTHALL_RAY__ALLOW_NO_TOKEN" in finding["mend"]
+
+        allowed = Command(tmp_path / "allowed", model.base_url, {**extra, "MOOTHALL_RAY__ALLOW_NO_TOKEN": "true"})
+        async with served(allowed):
+            assert len(hosts_below(raylet)) == 1
+        assert (await examined(allowed))["ok"] is True
+
+
+async def examined(command: Command) -> dict[str, Any]:
+    """Return what `doctor` found of the Ray cluster."""
+    findings: Any = (await command("doctor", "--json")).document
+    (finding,) = [one for one in findings if one["part"] == "ray cluster"]
+    return dict(finding)
+
+
+async def test_a_host_ends_with_its_raylet_though_nobody_reaps_that(tmp_path: Path) -> None:
+    async with ray_nodes(1) as (address, raylet):
+        assert (await probe_access(address))[0] is Access.RESTRICTED
+        driver = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(LONE_HOST), address),
+            env={**os.environ, **TOKEN},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        assert driver.stdout is not None
+        try:
+            async with asyncio.timeout(240):
+                assert await driver.stdout.readline() == b"ready\n"
+            (host,) = hosts_below(raylet)
+            raylet.kill()
+            assert await all_gone([host]) == []
+            assert raylet.status() == psutil.STATUS_ZOMBIE
+        finally:
+            driver.kill()
+            await driver.wait()
