@@ -236,9 +236,11 @@ class Workspace(Protocol):
         deadline: datetime | None = None,
         cases: Sequence[str] = (),
         apart: Sequence[str] = (),
+        *,
+        alone: bool = False,
     ) -> CheckRun:
         """Run a check of the profile, narrowed to test files or to cases of an earlier run where its runner can be narrowed. The Python
-        modules of the files `apart` run in a process of their own, which sees no test.
+        modules of the files `apart` run in a process of their own, which sees no test. `alone`: while no other command runs on its machine.
         """
         ...
 
