@@ -73,6 +73,37 @@ class TimeLimit:
             self._timeout.reschedule(min(self._last, self._when + waited))
 
 
+class Capacity:
+    """How many things are done at a time by all who share it. `held` are those that wait for their turn, too."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.held = 0
+        self.users = 0
+        self.turns = asyncio.Semaphore(count)
+        self._freed = asyncio.Event()
+
+    @property
+    def free(self) -> int:
+        """How many more can be held without one that waits."""
+        return max(0, self.count - self.held)
+
+    def hold(self) -> None:
+        """Take one in."""
+        self.held += 1
+
+    def release(self, held: int = 1) -> None:
+        """Let some go."""
+        self.held -= held
+        self._freed.set()
+
+    async def wait_free(self) -> None:
+        """Wait until one more can be held."""
+        while not self.free:
+            self._freed.clear()
+            await self._freed.wait()
+
+
 _limits: ContextVar[tuple[TimeLimit, ...]] = ContextVar("limits", default=())
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from cachetools import LRUCache
 
 from moothall import telemetry
-from moothall.aio import beside
+from moothall.aio import Capacity, beside
 from moothall.council.front.forking import take_over
 from moothall.council.protocols import HOST_STOPS, Parts, deliberate
 from moothall.council.recording import Recording, word_of
@@ -95,6 +95,7 @@ class Host:
     repositories: Repositories
     parts: Parts
     concurrency: int
+    """Deliberations at a time, of all roles together."""
     accounts: Accounts | None = None
     """The budgets of stories; without them a deliberation has its own alone."""
     still_seconds: float = 10.0
@@ -117,6 +118,7 @@ class Host:
     async def run(self) -> None:
         """Pull and work until cancelled."""
         self._show_oldest()
+        capacity = Capacity(self.concurrency)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen_for_cancels(), name="cancels")
             group.create_task(self._listen_for_words(), name="words")
@@ -125,7 +127,7 @@ class Host:
             group.create_task(self._keep_beating(), name="beat")
             group.create_task(self.bus.answer(FLEET, self._tell), name="state")
             for role in ROLES:
-                group.create_task(self.bus.consume(f"host-{role}", self._work, concurrency=self.concurrency), name=f"pull-{role}")
+                group.create_task(self.bus.consume(f"host-{role}", self._work, concurrency=capacity), name=f"pull-{role}")
 
     async def _tell(self, _asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
         """Say how this host is."""
