@@ -112,6 +112,7 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                 [
                     (rate("moothall_checks_total", "check, verdict"), "{{check}} {{verdict}} a second"),
                     (quantile("moothall_check_seconds", 0.95, "check"), "{{check}} p95 seconds"),
+                    (quantile("moothall_slot_wait_seconds", 0.95), "wait for a slot p95 seconds"),
                 ],
             ),
             ("Sandbox walls (1 holds, 0 is missing)", "short", [(f"min by (layer) (moothall_sandbox_layer{_P})", "{{layer}}")]),

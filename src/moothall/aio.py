@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, contextmanager
-from contextvars import Context
+from contextvars import Context, ContextVar
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from moothall.errors import MoothallError
 
@@ -29,6 +29,95 @@ def leaves(group: BaseExceptionGroup[E]) -> Iterator[E]:
             yield from leaves(error)
         else:
             yield error
+
+
+class TimeLimit:
+    """Cancels a body after `seconds` as `asyncio.timeout` does, not counting what it spends in `off_the_clock`; after `most` seconds
+    in any case. `waited`: the seconds that were not counted.
+    """
+
+    def __init__(self, seconds: float, most: float) -> None:
+        self.waited = 0.0
+        self._timeout = asyncio.timeout(seconds)
+        self._last = asyncio.get_running_loop().time() + most
+        self._waiting = 0
+        self._since = 0.0
+
+    @property
+    def expired(self) -> bool:
+        """Whether the body was cancelled by this."""
+        return self._timeout.expired()
+
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
+        self._outer = _limits.set((*_limits.get(), self))
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        _limits.reset(self._outer)
+        await self._timeout.__aexit__(*details)  # type: ignore[arg-type]  # as they came
+
+    def stop(self) -> None:
+        """Stand still."""
+        self._waiting += 1
+        if self._waiting == 1 and not self.expired:
+            self._since, self._when = asyncio.get_running_loop().time(), self._timeout.when() or self._last
+            self._timeout.reschedule(self._last)
+
+    def go_on(self) -> None:
+        """Go on, once all who stopped it have said so."""
+        self._waiting -= 1
+        if not self._waiting and not self.expired:
+            waited = asyncio.get_running_loop().time() - self._since
+            self.waited += waited
+            self._timeout.reschedule(min(self._last, self._when + waited))
+
+
+class Capacity:
+    """How many things are done at a time by all who share it. `held` are those that wait for their turn, too."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.held = 0
+        self.users = 0
+        self.turns = asyncio.Semaphore(count)
+        self._freed = asyncio.Event()
+
+    @property
+    def free(self) -> int:
+        """How many more can be held without one that waits."""
+        return max(0, self.count - self.held)
+
+    def hold(self) -> None:
+        """Take one in."""
+        self.held += 1
+
+    def release(self, held: int = 1) -> None:
+        """Let some go."""
+        self.held -= held
+        self._freed.set()
+
+    async def wait_free(self) -> None:
+        """Wait until one more can be held."""
+        while not self.free:
+            self._freed.clear()
+            await self._freed.wait()
+
+
+_limits: ContextVar[tuple[TimeLimit, ...]] = ContextVar("limits", default=())
+
+
+@contextmanager
+def off_the_clock() -> Iterator[None]:
+    """Let the time limits around this stand still: what waits for its turn does not use its time up."""
+    limits = _limits.get()
+    for limit in limits:
+        limit.stop()
+    try:
+        yield
+    finally:
+        for limit in limits:
+            limit.go_on()
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from moothall.aio import Capacity
 from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode, Writing
 from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.event import Event, Recorded
@@ -137,9 +138,11 @@ class Bus(Log, Protocol):
         """
         ...
 
-    async def consume(self, durable: str, handler: Handler, *, concurrency: int = 1, glance: Glance | None = None) -> None:
-        """Pull messages of a durable consumer named in the registry, until cancelled. The handler persists, then returns: that is
-        the ack. `Temporary` → nak with a growing delay; anything undecodable or `Permanent` → dead letter, then term. While a
+    async def consume(
+        self, durable: str, handler: Handler, *, concurrency: int | Capacity = 1, glance: Glance | None = None
+    ) -> None:
+        """Pull messages of a durable consumer named in the registry, until cancelled. Consumers may share a `Capacity`: together they handle
+        no more at a time, and leave what they have no room for to others. The handler persists, then returns: that is the ack. `Temporary` → nak with a growing delay; anything undecodable or `Permanent` → dead letter, then term. While a
         handler runs the message is kept alive by in-progress notices.
 
         `glance` is called with one message after the other, in the order of their delivery, and spares most of them the
@@ -237,9 +240,11 @@ class Workspace(Protocol):
         deadline: datetime | None = None,
         cases: Sequence[str] = (),
         apart: Sequence[str] = (),
+        *,
+        alone: bool = False,
     ) -> CheckRun:
         """Run a check of the profile, narrowed to test files or to cases of an earlier run where its runner can be narrowed. The Python
-        modules of the files `apart` run in a process of their own, which sees no test.
+        modules of the files `apart` run in a process of their own, which sees no test. `alone`: while no other command runs on its machine.
         """
         ...
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from moothall.aio import Capacity
 from moothall.domain.budget import Usage
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded, new_event
@@ -221,14 +222,16 @@ class FaultyBus(MemoryBus):
                     yield item
             await self._said.wait()
 
-    async def consume(self, durable: str, handler: Handler, *, concurrency: int = 1, glance: Glance | None = None) -> None:
+    async def consume(
+        self, durable: str, handler: Handler, *, concurrency: int | Capacity = 1, glance: Glance | None = None
+    ) -> None:
         """Deliver what is not acked, side by side, some of it to each that consumes; what is in hand when cancelled comes again."""
         if durable != "collector":
             raise InvalidRequest(f"there is only the collector's consumer here, not {durable}")
         in_hand: set[int] = set()
         self._takers.append(in_hand)
         try:
-            await self._consume(handler, concurrency, glance, in_hand)
+            await self._consume(handler, concurrency if isinstance(concurrency, int) else concurrency.count, glance, in_hand)
         finally:
             self._takers = [other for other in self._takers if other is not in_hand]
             self._news.set()

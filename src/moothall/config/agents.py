@@ -80,6 +80,9 @@ class SandboxSettings(Section):
     """Walls and limits for what a model wrote. A missing wall stops the start unless named here."""
 
     allow_degraded: tuple[Wall, ...] = Field((), description="walls to do without where they are missing, named one by one")
+    cores: int = Field(
+        0, ge=0, description="commands that run at a time on this machine; the others wait. 0: the cores of its cgroup plus one"
+    )
     cpu_seconds: float = Field(120.0, gt=0, description="one command")
     wall_seconds: float = Field(120.0, gt=0, description="one command")
     memory_bytes: int = Field(2_000_000_000, ge=64_000_000)

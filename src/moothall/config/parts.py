@@ -131,7 +131,7 @@ class RaySettings(Section):
         ge=0,
         description="how long a start waits for as many nodes of Ray as hosts, which are spread over those that are there",
     )
-    seats_per_host: int = Field(64, ge=1, description="deliberations that one host works on at a time")
+    seats_per_host: int = Field(64, ge=1, description="deliberations that one host works on at a time, of all roles together")
     dashboard: bool = False
     credentials: SecretStr | None = Field(
         None,

@@ -24,6 +24,7 @@ from moothall.errors import PatchRefused
 from moothall.guard.paths import first_covered
 from moothall.guard.seat import SeatContext
 from moothall.ranking import assess, is_done, passes_gates
+from moothall.ranking.contention import as_errored, hit_limit_under_load
 from moothall.ranking.screening.joined import joined_secrets
 
 Clean = Callable[[str], str]
@@ -218,13 +219,17 @@ async def _look(place: Workplace, prepared: Prepared, patch: Patch, seconds: flo
 
 
 async def _run(context: SeatContext, prepared: Prepared, item: CheckScope) -> CheckRun:
-    if item.whole:
-        return await context.workspace.check(item.check, deadline=context.deadline)
-    files = dict.fromkeys(file for case in item.cases if (file := file_of(case, prepared.files)))
-    ids = item.cases if len(item.cases) <= _MOST_IDS else tuple(files)
-    return await context.workspace.check(
-        item.check, paths=(*files, *item.paths), cases=(*ids, *item.paths), deadline=context.deadline
-    )
+    paths: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    if not item.whole:
+        files = dict.fromkeys(file for case in item.cases if (file := file_of(case, prepared.files)))
+        paths = (*files, *item.paths)
+        ids = (*(item.cases if len(item.cases) <= _MOST_IDS else files), *item.paths)
+    base = prepared.runs.get(item.check)
+    run = await context.workspace.check(item.check, paths=paths, cases=ids, deadline=context.deadline)
+    if hit_limit_under_load(run, base):
+        run = await context.workspace.check(item.check, paths=paths, cases=ids, deadline=context.deadline, alone=True)
+    return as_errored(run, base) if hit_limit_under_load(run, base) else run
 
 
 def _base_of(prepared: Prepared, item: CheckScope, runs: Mapping[str, CheckRun]) -> CheckRun:

@@ -24,7 +24,8 @@ class CheckRun:
 
     `status` is the tool status (success when the command ran to its end, whatever it said). `details` says of red cases what
     they printed (a traceback), cut to length; `durations` is milliseconds by case, where the runner tells; `findings` are what
-    a linter or type checker found, one line each, without line numbers; `usage` is what it took.
+    a linter or type checker found, one line each, without line numbers; `usage` is what it took. `contended`: it had to wait for
+    cores that others used.
     """
 
     check: str
@@ -38,6 +39,7 @@ class CheckRun:
     durations: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[str, ...] = ()
     usage: ToolUsage = ToolUsage()
+    contended: bool = False
 
 
 RED = frozenset({"failed", "errored"})

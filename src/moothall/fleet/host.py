@@ -15,12 +15,13 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from cachetools import LRUCache
 
 from moothall import telemetry
-from moothall.aio import beside
+from moothall.aio import Capacity, beside
 from moothall.council.front.forking import take_over
 from moothall.council.protocols import HOST_STOPS, Parts, deliberate
 from moothall.council.recording import Recording, word_of
@@ -45,6 +46,7 @@ from moothall.fleet.preparing import first_of, give_up, prepare
 from moothall.guard.accounts import Accounts, Purse
 from moothall.planning.board import Board
 from moothall.ports import Bus, Repositories
+from moothall.workspace.slots import queued_since
 
 log = telemetry.get_logger(__name__)
 
@@ -93,6 +95,7 @@ class Host:
     repositories: Repositories
     parts: Parts
     concurrency: int
+    """Deliberations at a time, of all roles together."""
     accounts: Accounts | None = None
     """The budgets of stories; without them a deliberation has its own alone."""
     still_seconds: float = 10.0
@@ -115,6 +118,7 @@ class Host:
     async def run(self) -> None:
         """Pull and work until cancelled."""
         self._show_oldest()
+        capacity = Capacity(self.concurrency)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen_for_cancels(), name="cancels")
             group.create_task(self._listen_for_words(), name="words")
@@ -123,7 +127,7 @@ class Host:
             group.create_task(self._keep_beating(), name="beat")
             group.create_task(self.bus.answer(FLEET, self._tell), name="state")
             for role in ROLES:
-                group.create_task(self.bus.consume(f"host-{role}", self._work, concurrency=self.concurrency), name=f"pull-{role}")
+                group.create_task(self.bus.consume(f"host-{role}", self._work, concurrency=capacity), name=f"pull-{role}")
 
     async def _tell(self, _asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
         """Say how this host is."""
@@ -238,7 +242,7 @@ class Host:
         fresh = deliveries == 1 and "fresh" in recorded.extra and task_id not in self._begun
         self._begun[task_id] = None
         task = asyncio.create_task(
-            self._take_up(deliberation, deliveries, recorded.event.traceparent, fresh=fresh), name=f"deliberation-{task_id}"
+            self._take_up(deliberation, deliveries, recorded.event, fresh=fresh), name=f"deliberation-{task_id}"
         )
         unseen_from = time.monotonic() + _UNSEEN_SECONDS if fresh else math.inf
         running = self._running[task_id] = _Running(task, deliveries, unseen_from)
@@ -266,11 +270,12 @@ class Host:
         """Return what was recorded of this deliberation before."""
         return [item.event async for item in self.bus.replay(deliberation_topics(task_id))]
 
-    async def _take_up(self, deliberation: Deliberation, deliveries: int, parent: str, *, fresh: bool) -> None:
+    async def _take_up(self, deliberation: Deliberation, deliveries: int, request: Event, *, fresh: bool) -> None:
         about = _about(deliberation) | {"moothall.deliveries": deliveries}
         with (
             # Delivered again or elsewhere, it goes on in the trace of its request.
-            telemetry.span("deliberation", about, kind="consumer", parent=parent),
+            telemetry.span("deliberation", about, kind="consumer", parent=request.traceparent),
+            queued_since(_time_of(request)),
             telemetry.bound(task_id=deliberation.task_id, tenant=deliberation.tenant),
             telemetry.metrics.DELIBERATIONS_IN_FLIGHT.track_inprogress(),
         ):
@@ -363,6 +368,14 @@ def _end_of(task: asyncio.Task[None]) -> None:
     """Raise what a task raised; that it was cancelled is an end like another."""
     if not task.cancelled():
         task.result()
+
+
+def _time_of(event: Event) -> float:
+    """Return when an event was made, in Unix seconds; now if it does not say."""
+    try:
+        return datetime.fromisoformat(event.time).timestamp()
+    except ValueError:
+        return time.time()
 
 
 def _about(deliberation: Deliberation) -> dict[str, str | int]:

@@ -16,6 +16,7 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from moothall import telemetry
+from moothall.aio import TimeLimit, seconds_until
 from moothall.config import GuardSettings
 from moothall.domain.causes import call_event_id
 from moothall.domain.codec import dump
@@ -204,14 +205,17 @@ class Gate:
     async def _hand_over(self, seat: SeatContext, call: ToolCall, checked: CheckedCall, held: float) -> ToolResult:
         """Let whoever runs the tool run it, for at most `held` seconds."""
         deadline = datetime.now(UTC) + timedelta(seconds=held)
-        end = asyncio.get_running_loop().time() + held + self._limits.grace_seconds
+        loop = asyncio.get_running_loop()
+        end = loop.time() + held + self._limits.grace_seconds
+        # A command may wait for its turn until the caller's own deadline; its time begins when it runs.
+        most = max(held, seconds_until(min(call.deadline, seat.deadline))) + self._limits.grace_seconds
         inner = ToolCall(call.request_id, call.tool, checked.arguments, deadline)
         toolkit = self._rules.toolkits.get(checked.spec.category)
         if checked.spec.outside:
             await self._publish_start(seat, call)
         try:
-            async with self._slot(held), asyncio.timeout_at(end):
-                with book_time(seat.meter):
+            async with self._slot(held), TimeLimit(end - loop.time(), most) as limit:
+                with book_time(seat.meter, limit):
                     if toolkit is not None:
                         return await toolkit(inner, seat.workspace, seat.tenant)
                     return await seat.workspace.call(inner)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
+from moothall.aio import TimeLimit
 from moothall.config import GuardSettings
 from moothall.domain.budget import Ledger
 from moothall.domain.text import encodable
@@ -131,10 +132,10 @@ def reserve(meter: Meter, limits: GuardSettings, seconds: float) -> Iterator[flo
 
 
 @contextmanager
-def book_time(meter: Meter) -> Iterator[None]:
-    """Book how long the body takes."""
+def book_time(meter: Meter, limit: TimeLimit | None = None) -> Iterator[None]:
+    """Book how long the body takes, less the time that `limit` did not count."""
     started = monotonic()
     try:
         yield
     finally:
-        meter.seconds += monotonic() - started
+        meter.seconds += monotonic() - started - (limit.waited if limit else 0.0)

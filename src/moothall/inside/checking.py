@@ -14,6 +14,7 @@ from moothall.inside import built, cases, checks
 from moothall.inside.confinement import ROOT
 from moothall.inside.ended import CommandEnd
 from moothall.inside.findings import findings, is_linter
+from moothall.inside.pressure import GENEROUS, Contention
 from moothall.inside.streams import Stream
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
@@ -56,6 +57,7 @@ class Checking:
         self._begun = time.time()
         self._looked = self._progressed = time.monotonic()
         self._progress = 0
+        self._contended_before = 0.0
         self._data: dict[str, int] = {}
 
     def feed(self, data: bytes) -> bytes:
@@ -66,15 +68,18 @@ class Checking:
         """Read the end of it."""
         return self._stream.end()
 
-    def check_stuck(self) -> str:
-        """Say whether the cases hang: the first was told of, and then nothing for too long. Go has a limit of its own."""
+    def check_stuck(self, contended: float) -> str:
+        """Say whether the cases hang: the first was told of, and then nothing for too long. Go has a limit of its own. `contended`: the
+        seconds so far in which the command waited for a core.
+        """
         now = time.monotonic()
         if not self._seconds or now < self._looked + _LOOK_SECONDS or self._argv[:1] == ("go",):
             return ""
         self._looked = now
         if (progress := self._cases.told + _size(self.folder)) != self._progress:
-            self._progress, self._progressed = progress, now
-        return _STUCK if progress and now > self._progressed + self._quiet_seconds else ""
+            self._progress, self._progressed, self._contended_before = progress, now, contended
+        waited = min(contended - self._contended_before, (GENEROUS - 1) * self._quiet_seconds)
+        return _STUCK if progress and now > self._progressed + self._quiet_seconds + waited else ""
 
     def forgive(self, seconds: float) -> None:
         """Take time out in which nothing ran."""
@@ -88,17 +93,21 @@ class Checking:
         """Run it by `once`, given more of the environment, the seconds that are left and a command that is not the usual one, and
         return what came of it.
         """
-        until = time.monotonic() + seconds
+        begun, contention = time.monotonic(), Contention()
+
+        def left() -> float:
+            return seconds - (time.monotonic() - begun) + contention.seconds()
+
         self._data = {} if is_linter(self._argv) else data_of_tests(ROOT)
         if built.waits(self._argv, ROOT):
-            ended = built.run(self._argv, ROOT, lambda argv, left: once({}, left, argv), lambda: until - time.monotonic())
+            ended = built.run(self._argv, ROOT, lambda argv, most: once({}, most, argv), left)
             return self._answer(ended)
         ended = once({}, seconds)
         if not self._cases.told and not _size(self.folder) and any(name in ended.output for name in _OURS):
-            ended = once(_NO_REPORTERS, until - time.monotonic())  # it doesn't find our reporters
+            ended = once(_NO_REPORTERS, left())  # it doesn't find our reporters
         for _ in range(_PROCESSES):
             cases.read_folder(self._cases, self.folder)
-            if not checks.is_pytest(self._argv) or not self._is_cut_short(ended) or time.monotonic() > until:
+            if not checks.is_pytest(self._argv) or not self._is_cut_short(ended) or left() <= 0:
                 break
             self._stop(ended)
             if written := _steering_file(self.cwd, self._begun):
@@ -106,8 +115,8 @@ class Checking:
                     written, cases.ERRORED, said="it steers the runner, was written while that ran, and is not run with"
                 )
                 break
-            self._progressed = time.monotonic()
-            ended = _join(ended, once({"MOOTHALL_AGAIN": "1"}, until - time.monotonic()))
+            self._progressed, self._contended_before = time.monotonic(), 0.0
+            ended = _join(ended, once({"MOOTHALL_AGAIN": "1"}, left()))
         return self._answer(ended)
 
     def _is_cut_short(self, ended: CommandEnd) -> bool:
@@ -201,6 +210,7 @@ def _join(first: CommandEnd, second: CommandEnd) -> CommandEnd:
         seconds=first.seconds + second.seconds,
         cpu_ms=first.cpu_ms + second.cpu_ms,
         max_rss_bytes=max(first.max_rss_bytes, second.max_rss_bytes),
+        contended=first.contended + second.contended,
     )
 
 

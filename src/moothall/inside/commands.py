@@ -16,6 +16,7 @@ import time
 
 from moothall.inside.confinement import spare_the_others
 from moothall.inside.ended import CommandEnd
+from moothall.inside.pressure import Contention
 from moothall.inside.processes import Seen, kill_all, read_pss, sample
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
@@ -44,9 +45,20 @@ _HINTS = (
 
 # No dataclasses here: what makes them costs the executor more time at its start than all of its own code.
 class Walls:
-    """Limits of one command; `in_cgroup`: the kernel sees to its memory."""
+    """Limits of one command; `in_cgroup`: the kernel sees to its memory. Time in which it wants a core and the machine has too few does not
+    count in `wall_seconds`; after `most_seconds` it ends in any case.
+    """
 
-    __slots__ = ("cpu_seconds", "file_bytes", "in_cgroup", "memory_bytes", "output_bytes", "processes", "wall_seconds")
+    __slots__ = (
+        "cpu_seconds",
+        "file_bytes",
+        "in_cgroup",
+        "memory_bytes",
+        "most_seconds",
+        "output_bytes",
+        "processes",
+        "wall_seconds",
+    )
 
     def __init__(
         self,
@@ -58,7 +70,9 @@ class Walls:
         processes: int,
         file_bytes: int,
         in_cgroup: bool,
+        most_seconds: float = 0.0,
     ) -> None:
+        self.most_seconds = max(most_seconds, wall_seconds)
         self.wall_seconds, self.cpu_seconds = wall_seconds, cpu_seconds
         self.output_bytes, self.memory_bytes = output_bytes, memory_bytes
         self.processes, self.file_bytes, self.in_cgroup = processes, file_bytes, in_cgroup
@@ -162,9 +176,7 @@ def _watch(
     os.close(writing)
     if side:
         side.close_theirs()
-    watch = _Watch(
-        reading, os.pidfd_open(pid), wakeup, walls=walls, deadline=begun + walls.wall_seconds, side=side, reader=reader
-    )
+    watch = _Watch(reading, os.pidfd_open(pid), wakeup, walls=walls, begun=begun, side=side, reader=reader)
     try:
         status = watch.until_end(stopped)
         seconds = time.monotonic() - begun
@@ -191,6 +203,7 @@ def _watch(
         seconds=seconds,
         cpu_ms=round(cpu * 1000),
         max_rss_bytes=max(used.ru_maxrss * 1024, watch.seen.memory),
+        contended=watch.contended,
     )
 
 
@@ -198,11 +211,13 @@ class _Watch:
     """Follows a child: its output, its end, its walls."""
 
     def __init__(
-        self, reading: int, leader: int, wakeup: int, *, walls: Walls, deadline: float, side: Talk | None, reader: Checking | None
+        self, reading: int, leader: int, wakeup: int, *, walls: Walls, begun: float, side: Talk | None, reader: Checking | None
     ) -> None:
         self.kept, self.seen = _Kept(walls.output_bytes), Seen()
         self._reading, self._leader, self._wakeup = reading, leader, wakeup
-        self._walls, self._deadline = walls, deadline
+        self._walls, self._deadline, self._last = walls, begun + walls.wall_seconds, begun + walls.most_seconds
+        self._contention, self._looked = Contention(), 0.0
+        self.contended = self._forgiven = 0.0
         self._side, self._hears = side, False
         self._reader = reader
         self._next_sample = time.monotonic() + _SAMPLE_SECONDS
@@ -216,7 +231,7 @@ class _Watch:
         while True:
             now = time.monotonic()
             self._forgive(now - due)
-            if now >= self._until():
+            if now >= self._until() and not self._has_more_time():
                 return "timeout"
             self._listen()
             due = max(now, min(self._until(), self._next_sample))
@@ -236,8 +251,25 @@ class _Watch:
         """Give back the time in which all stood still, as on a machine that was paused."""
         if late > _STILL_SECONDS:
             self._deadline += late
+            self._last += late
             if self._reader:
                 self._reader.forgive(late)
+
+    def _has_more_time(self) -> bool:
+        """Give back the time in which it waited for a core."""
+        self._note_contention()
+        more = min(self.contended - self._forgiven, self._last - self._deadline)
+        if self._side or more < _SAMPLE_SECONDS:
+            return False
+        self._forgiven = self.contended
+        self._deadline += more
+        return True
+
+    def _note_contention(self) -> None:
+        seconds = self._contention.seconds()
+        if self.seen.runnable:
+            self.contended += seconds - self._looked
+        self._looked = seconds
 
     def _until(self) -> float:
         """Return when its time is over; while it waits for an answer, never."""
@@ -281,9 +313,10 @@ class _Watch:
         if begun < self._next_sample:
             return ""
         sample(self.seen)
+        self._note_contention()
         now = time.monotonic()
         self._next_sample = now + max(_SAMPLE_SECONDS, 10 * (now - begun))
-        return _broken_limit(self.seen, self._walls) or (self._reader.check_stuck() if self._reader else "")
+        return _broken_limit(self.seen, self._walls) or (self._reader.check_stuck(self.contended) if self._reader else "")
 
 
 def _broken_limit(seen: Seen, walls: Walls) -> str:

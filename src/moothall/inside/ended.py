@@ -8,15 +8,27 @@ if TYPE_CHECKING:
 
 
 class CommandEnd:
-    """`status` is a tool status; `output` is head and tail of what was printed; `total` all its bytes."""
+    """`status` is a tool status; `output` is head and tail of what was printed; `total` all its bytes; `contended` the
+    seconds in which it wanted a core and the machine had too few.
+    """
 
-    __slots__ = ("cpu_ms", "exit_code", "max_rss_bytes", "output", "seconds", "status", "total")
+    __slots__ = ("contended", "cpu_ms", "exit_code", "max_rss_bytes", "output", "seconds", "status", "total")
 
     def __init__(
-        self, *, status: str, exit_code: int, output: bytes, total: int, seconds: float, cpu_ms: int, max_rss_bytes: int
+        self,
+        *,
+        status: str,
+        exit_code: int,
+        output: bytes,
+        total: int,
+        seconds: float,
+        cpu_ms: int,
+        max_rss_bytes: int,
+        contended: float = 0.0,
     ) -> None:
         self.status, self.exit_code, self.output, self.total = status, exit_code, output, total
         self.seconds, self.cpu_ms, self.max_rss_bytes = seconds, cpu_ms, max_rss_bytes
+        self.contended = contended
 
     def usage(self) -> dict[str, int]:
         """Return what the kernel measured, children included."""
@@ -30,5 +42,6 @@ class CommandEnd:
             "output": self.output.decode("utf-8", "replace"),
             "output_bytes": self.total,
             "duration_ms": round(self.seconds * 1000),
+            "contended_ms": round(self.contended * 1000),
             "usage": self.usage(),
         }

@@ -107,6 +107,7 @@ class Executor:
             processes=int(self._options["processes"]),
             file_bytes=int(self._options["disk_bytes"]),
             in_cgroup=bool(self._options["cgroup"]),
+            most_seconds=float(limits.get("most_seconds") or 0.0),
         )
 
     def _files(self, request: Message) -> Message:
@@ -165,10 +166,12 @@ class Executor:
         checking = Checking(argv, request["check"])
         _put_aside(checking.folder)
         os.mkdir(checking.folder)  # noqa: PTH102 - pathlib costs start time
+        begun = time.monotonic()
 
         def once(more: Mapping[str, str], seconds: float, other: tuple[str, ...] = ()) -> CommandEnd:
             walls = self._walls(request)
             walls.wall_seconds = seconds
+            walls.most_seconds = max(seconds, walls.most_seconds - (time.monotonic() - begun))
             env = {**request["env"], "PATH": with_reporters_path(request["env"].get("PATH", "")), **more}
             return run(
                 other or argv, cwd=checking.cwd, env=env, walls=walls, wakeup=self._link, stopped=self._find_stop, reader=checking

@@ -14,11 +14,12 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class Seen:
     """What the sampler saw at most."""
 
-    __slots__ = ("cpu_seconds", "memory", "processes")
+    __slots__ = ("cpu_seconds", "memory", "processes", "runnable")
 
     def __init__(self) -> None:
         self.processes = self.memory = 0
         self.cpu_seconds = 0.0
+        self.runnable = True  # until it was looked: whether one of them wanted a core at the last look
 
 
 def kill_all() -> None:
@@ -42,7 +43,7 @@ def others() -> list[str]:
 
 def sample(seen: Seen) -> None:
     """Look at all processes here, and keep the most that was seen."""
-    tasks, pages, ticks = 0, 0, 0
+    tasks, pages, ticks, runnable = 0, 0, 0, False
     for pid in others():
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - hundreds of times a second
@@ -52,11 +53,23 @@ def sample(seen: Seen) -> None:
         except OSError:
             continue
         tasks += int(fields[17])
+        runnable = runnable or fields[0] in b"RD" or (int(fields[17]) > 1 and _a_thread_runs(pid))
         ticks += int(fields[11]) + int(fields[12]) + int(fields[13]) + int(fields[14])
         pages += int(sizes[1]) - int(sizes[2])
     seen.processes = max(seen.processes, tasks)
     seen.memory = max(seen.memory, pages * _PAGE)
     seen.cpu_seconds = max(seen.cpu_seconds, ticks / _TICKS)
+    seen.runnable = runnable
+
+
+def _a_thread_runs(pid: str) -> bool:
+    """Whether a thread of a process runs, or would with a core."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - as above
+            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:  # noqa: PTH123 - as above
+                if file.read().rpartition(b")")[2].split()[0] in b"RD":
+                    return True
+    return False
 
 
 def read_pss() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import re
 import signal
@@ -94,6 +95,30 @@ def _v2(paths: Mapping[str, str]) -> Path | None:
         with contextlib.suppress(OSError):  # refused where processes live in it: then the next one up is tried
             (folder / "cgroup.subtree_control").write_text("+memory +pids", encoding="ascii")
     return _writable(candidates, "memory.max")
+
+
+def cores() -> int:
+    """Return how many cores this process may use: those that it may run on, or fewer by the quota of its cgroup."""
+    paths = _own_paths()
+    found = float(len(os.sched_getaffinity(0)))
+    for own, mount in ((paths.get("", "/"), _ROOT), (paths.get("cpu", "/"), _ROOT / "cpu")):
+        folder = mount / own.lstrip("/")
+        for place in (folder, *folder.parents):
+            if place.is_relative_to(mount):
+                found = min(found, quota(place))
+    return max(1, math.ceil(found))
+
+
+def quota(folder: Path) -> float:
+    """Return the cores that a cgroup may use; infinite if it says nothing of it."""
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text(encoding="ascii").strip() for name in ("quota", "period"))
+        return int(quota) / int(period) if quota not in {"max", "-1"} else math.inf
+    except (OSError, ValueError):
+        return math.inf
 
 
 @functools.cache

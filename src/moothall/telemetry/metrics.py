@@ -71,6 +71,7 @@ GUARD_ALERTS = _counter(
 )
 CHECKS = _counter("moothall_checks_total", "Checks on clean checkouts, by their verdict.", "check", "verdict")
 CHECK_SECONDS = _histogram("moothall_check_seconds", "A check on a clean checkout.", "check")
+SLOT_SECONDS = _histogram("moothall_slot_wait_seconds", "How long a command waited for one of the machine's slots.")
 SANDBOX_LAYER = _gauge(
     "moothall_sandbox_layer", "1 where a wall of the sandbox holds, 0 where it is missing, as allowed.", "layer"
 )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from moothall.aio import Capacity
 from moothall.bus import batching, codec, dead, forwarding, registry
 from moothall.bus.buckets import DOCUMENTS, bucket_of
 from moothall.bus.delivery import Ack, Bury, Nak, judge
@@ -167,52 +168,65 @@ class MemoryBus:
                 made.ready.put_nowait(raw.seq)
         return self._durables[spec.name]
 
-    async def consume(self, durable: str, handler: Handler, *, concurrency: int = 1, glance: Glance | None = None) -> None:
+    async def consume(
+        self, durable: str, handler: Handler, *, concurrency: int | Capacity = 1, glance: Glance | None = None
+    ) -> None:
         """Run until cancelled."""
-        if concurrency < 1:
-            raise InvalidRequest(f"concurrency {concurrency} is not at least 1")
+        capacity = Capacity(concurrency) if isinstance(concurrency, int) else concurrency
+        if capacity.count < 1:
+            raise InvalidRequest(f"concurrency {capacity.count} is not at least 1")
         taken = self._durable(registry.durable(durable))
         async with asyncio.TaskGroup() as group:
-            for number in range(concurrency):
-                group.create_task(self._work(taken, handler, glance), name=f"{durable}: worker {number}")
+            for number in range(capacity.count):
+                group.create_task(self._work(taken, handler, glance, capacity), name=f"{durable}: worker {number}")
 
-    async def _work(self, durable: _Durable, handler: Handler, glance: Glance | None) -> None:
-        loop = asyncio.get_running_loop()
-        stream = self._streams[durable.spec.stream]
+    async def _work(self, durable: _Durable, handler: Handler, glance: Glance | None, capacity: Capacity) -> None:
         while True:
             seq = await durable.ready.get()
-            raw = stream.find(seq)
-            if raw is None:
-                continue
-            durable.deliveries[seq] = deliveries = durable.deliveries.get(seq, 0) + 1
-            durable.place += 1
-            extra = {"about": registry.about(raw.subject), "deliveries": str(deliveries), "place": str(durable.place)}
-            if deliveries == 1 and "fresh" in raw.headers:
-                extra["fresh"] = "1"
-            if glance is not None and await self._show(raw, glance, extra):
+            if capacity.turns.locked():
+                durable.ready.put_nowait(seq)  # others may have room for it
+                seq = -1
+            async with capacity.turns:
+                if seq < 0 and not durable.ready.empty():
+                    seq = durable.ready.get_nowait()
+                if seq >= 0:
+                    await self._hand_out(durable, seq, handler, glance)
+
+    async def _hand_out(self, durable: _Durable, seq: int, handler: Handler, glance: Glance | None) -> None:
+        loop = asyncio.get_running_loop()
+        stream = self._streams[durable.spec.stream]
+        raw = stream.find(seq)
+        if raw is None:
+            return
+        durable.deliveries[seq] = deliveries = durable.deliveries.get(seq, 0) + 1
+        durable.place += 1
+        extra = {"about": registry.about(raw.subject), "deliveries": str(deliveries), "place": str(durable.place)}
+        if deliveries == 1 and "fresh" in raw.headers:
+            extra["fresh"] = "1"
+        if glance is not None and await self._show(raw, glance, extra):
+            self._finish(durable, stream, seq)
+            return
+        try:
+            verdict = await judge(
+                self._settings,
+                handler,
+                functools.partial(self._unpack, raw, extra),
+                deliveries=deliveries,
+            )
+        except asyncio.CancelledError:
+            durable.ready.put_nowait(seq)
+            raise
+        except Exception:
+            loop.call_later(self._settings.ack_wait_seconds, durable.ready.put_nowait, seq)
+            raise
+        match verdict:
+            case Nak(delay, _):
+                loop.call_later(delay, durable.ready.put_nowait, seq)
+            case Bury():
+                await self._bury(durable, raw, deliveries, verdict)
                 self._finish(durable, stream, seq)
-                continue
-            try:
-                verdict = await judge(
-                    self._settings,
-                    handler,
-                    functools.partial(self._unpack, raw, extra),
-                    deliveries=deliveries,
-                )
-            except asyncio.CancelledError:
-                durable.ready.put_nowait(seq)
-                raise
-            except Exception:
-                loop.call_later(self._settings.ack_wait_seconds, durable.ready.put_nowait, seq)
-                raise
-            match verdict:
-                case Nak(delay, _):
-                    loop.call_later(delay, durable.ready.put_nowait, seq)
-                case Bury():
-                    await self._bury(durable, raw, deliveries, verdict)
-                    self._finish(durable, stream, seq)
-                case Ack():
-                    self._finish(durable, stream, seq)
+            case Ack():
+                self._finish(durable, stream, seq)
 
     async def _show(self, raw: Raw, glance: Glance, extra: Mapping[str, str]) -> bool:
         try:

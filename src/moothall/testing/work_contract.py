@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from moothall import ports
+from moothall.aio import Capacity
 from moothall.bus import dead, registry
 from moothall.bus.codec import encode, encode_batch
 from moothall.domain.event import EventType, Recorded, new_event
@@ -181,6 +182,58 @@ class WorkContract:
             async with asyncio.timeout(20):
                 await done.wait()
             assert most == 4
+
+    async def test_consumers_that_share_a_capacity_are_bounded_together(self, opened: Any) -> None:
+        running = most = finished = 0
+        done = asyncio.Event()
+
+        async def handle(recorded: Recorded) -> None:
+            nonlocal running, most, finished
+            del recorded
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.02)
+            running -= 1
+            finished += 1
+            if finished == 20:
+                done.set()
+
+        capacity = Capacity(2)
+        async with (
+            opened() as bus,
+            consuming(bus, "host-dev", handle, concurrency=capacity),
+            consuming(bus, "host-qa", handle, concurrency=capacity),
+        ):
+            for number in range(10):
+                for role in ("dev", "qa"):
+                    await bus.enqueue(Channel.WORK.of(role), requested(f"task-{role}-{number}"))
+            async with asyncio.timeout(60):
+                await done.wait()
+            assert most == 2
+
+    async def test_what_a_shared_capacity_has_no_room_for_goes_to_others(self, opened: Any) -> None:
+        hung, taken = asyncio.Event(), asyncio.Queue[str]()
+
+        async def hang(recorded: Recorded) -> None:
+            del recorded
+            hung.set()
+            await asyncio.Event().wait()
+
+        async def take(recorded: Recorded) -> None:
+            taken.put_nowait(recorded.event.subject)
+
+        capacity = Capacity(1)
+        async with (
+            opened() as bus,
+            consuming(bus, "host-dev", hang, concurrency=capacity),
+            consuming(bus, "host-qa", hang, concurrency=capacity),
+        ):
+            await bus.enqueue(Channel.WORK.of("dev"), requested("task-dev"))
+            async with asyncio.timeout(60):
+                await hung.wait()
+                async with consuming(bus, "host-qa", take):
+                    await bus.enqueue(Channel.WORK.of("qa"), requested("task-qa"))
+                    assert await taken.get() == "task-qa"
 
     async def test_only_registered_consumers_are_there(self, opened: Any) -> None:
         got: asyncio.Queue[Recorded] = asyncio.Queue()

@@ -98,10 +98,12 @@ class StandingWorkspace:
         deadline: datetime | None = None,
         cases: Sequence[str] = (),
         apart: Sequence[str] = (),
+        *,
+        alone: bool = False,
     ) -> CheckRun:
         """Run one of the profile's checks."""
         async with self._turn:
-            return await (await asyncio.shield(self._opened)).check(name, paths, deadline, cases, apart)
+            return await (await asyncio.shield(self._opened)).check(name, paths, deadline, cases, apart, alone=alone)
 
     async def patch(self, message: str) -> Patch:
         """Commit all changes so far."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from moothall.inside.face import plain
 BROKEN = (TypeError, ValueError, AttributeError, RecursionError)
 """What reading an answer raises that is none."""
 _CASES_SHOWN = 50
+_WAITED, _ALL = 0.2, 0.8  # shares of a command's time, and of all cores
 _MOST = 1 << 53  # beyond it not every door can tell a number
 _RESULTS = frozenset({cases.PASSED, cases.FAILED, cases.ERRORED, cases.SKIPPED})
 
@@ -45,6 +47,13 @@ def usage_of(answer: Mapping[str, Any]) -> ToolUsage:
     """Return what an answer says that was used. Raises what is `BROKEN`."""
     used = answer.get("usage") or {}
     return ToolUsage(whole(used.get("cpu_ms", 0)), whole(used.get("max_rss_bytes", 0)))
+
+
+def _is_contended(answer: Mapping[str, Any]) -> bool:
+    """Whether a command had to wait for cores that others used: not where it used them all itself."""
+    duration, cpu = whole(answer.get("duration_ms", 0)), usage_of(answer).cpu_ms
+    waited = whole(answer.get("contended_ms", 0)) >= _WAITED * duration
+    return waited and duration > 0 and cpu < _ALL * duration * (os.cpu_count() or 1)
 
 
 def _results(answer: dict[str, Any]) -> dict[str, str]:
@@ -84,6 +93,7 @@ def check_run(name: str, answer: dict[str, Any]) -> CheckRun:
             durations={str(case): whole(ms) for case, ms in dict(answer.get("durations") or {}).items()},
             findings=tuple(str(line) for line in answer.get("findings") or ()),
             usage=usage_of(answer),
+            contended=_is_contended(answer),
         )
     except BROKEN as error:
         raise WorkspaceFailed(f"the executor broke its protocol: {error}") from error

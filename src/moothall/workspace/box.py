@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from moothall.aio import seconds_until
 from moothall.config import SandboxSettings, WorkspaceSections
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.inside.confinement import HOME
@@ -23,6 +28,7 @@ from moothall.sandbox.bubblewrap import ENVIRONMENT, interpreter
 from moothall.workspace import boxlog
 from moothall.workspace.box_link import BoxLink
 from moothall.workspace.packages import Reach
+from moothall.workspace.slots import Slot, Slots
 
 EXECUTOR = "moothall.inside.executor"
 START_SECONDS = 20.0
@@ -35,6 +41,7 @@ _PROXIES = (
     *("YARN_HTTP_PROXY", "YARN_HTTPS_PROXY"),  # yarn reads no others from its second version on
 )
 _OF_OTHERS = frozenset({"run", "code"})  # what runs code of others
+_SLOTTED = frozenset({"run", "build", "check", "code"})  # what takes a slot of this machine; set-up mostly waits for the network
 
 Answer = dict[str, Any]
 Asked = Callable[[Answer], Awaitable[Answer]]
@@ -101,6 +108,9 @@ class Box(ABC):
         self.upper = folder / "upper"
         self.called = folder.name
         self.whose: Mapping[str, str] = {}
+        self.slots: Slots | None = None
+        self._slot: Slot | None = None
+        self._since = 0.0
         self._settings = settings
         self._limits = place.limits or settings.sandbox
         self._link: BoxLink | None = None
@@ -117,6 +127,7 @@ class Box(ABC):
     def belong_to(self, whose: Mapping[str, str]) -> None:
         """Let people who look on see whose it is: `task_id`, `tenant`, `seat`, as far as they are known. Before it is started or later."""
         self.whose = whose
+        self._since = time.time()
 
     @property
     def _log(self) -> Path:
@@ -200,45 +211,71 @@ class Box(ABC):
         """Hosts and ports that the box asked for and may not reach."""
         return tuple(f"{host}:{port}" for host, port in self._proxy.refused) if self._proxy else ()
 
-    async def request(self, op: str, *, wall_seconds: float, asked: Asked | None = None, **fields: Any) -> Answer:
+    async def request(
+        self,
+        op: str,
+        *,
+        wall_seconds: float,
+        asked: Asked | None = None,
+        deadline: datetime | None = None,
+        patience: float = 1.0,
+        alone: bool = False,
+        unslotted: bool = False,
+        **fields: Any,
+    ) -> Answer:
         """Ask the executor and return its answer. Raises `WorkspaceFailed` when it is gone or silent.
 
         When the caller is cancelled, so is the command. `asked` answers what the request asks meanwhile, one question at a
-        time; the time that this takes is not the request's. What it raises, this raises.
+        time; the time that this takes is not the request's. What it raises, this raises. A command waits for a slot first (`alone`: for all,
+        `unslotted`: for none), and its time begins when it has it; `deadline` is when it ends in any case.
+        Time in which a busy machine keeps it waiting is not its own, up to `patience` times `wall_seconds`.
         """
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._lock)
+            self._slot = None
+            if self.slots is not None and op in _SLOTTED and not unslotted:
+                try:
+                    async with asyncio.timeout(None if deadline is None else seconds_until(deadline)):
+                        self._slot = await stack.enter_async_context(self.slots.hold(self._since, alone=alone))
+                except TimeoutError:
+                    return {"status": "timeout", "output": "no core was free for it before its deadline"}
+            left = math.inf if deadline is None else seconds_until(deadline)
+            wall = min(wall_seconds, left if op in _LONG else self._limits.wall_seconds)
+            most = max(wall, min(patience * wall, left))
+            return await self._ask(op, max(0.05, wall), max(0.05, most), asked, fields)
+
+    async def _ask(self, op: str, wall: float, most: float, asked: Asked | None, fields: Mapping[str, Any]) -> Answer:
         limits = self._limits
         long = op in _LONG
-        wall = max(0.05, wall_seconds if long else min(wall_seconds, limits.wall_seconds))
         cpu = wall * (os.cpu_count() or 1) if long else limits.cpu_seconds
         message = {
             "op": "run" if long else op,
             "limits": {
                 "wall_seconds": wall,
+                "most_seconds": most,
                 "cpu_seconds": min(cpu, wall * self.place.cpu_share) if self.place.cpu_share else cpu,
                 "output_bytes": limits.output_bytes,
                 "file_bytes": self._settings.workspace.max_file_bytes,
             },
             **fields,
         }
-        async with self._lock:
-            if self._link is None:
-                raise WorkspaceFailed("the workspace is not open")
-            # Only a command of others can use the memory up; asking the kernel costs more than reading a file does.
-            killed = self._count_memory_kills() if message["op"] in _OF_OTHERS else None
-            number, answer = self._link.ask(message)
-            try:
-                if killed is None:
-                    result = await self._follow(number, answer, wall, asked)
-                else:
-                    result = await self._watch_block(
-                        number, self._follow(number, answer, wall, asked), killed, disk=op != "setup"
-                    )
-            except WorkspaceFailed as error:
-                raise WorkspaceFailed(f"{error.message}: {await self._last_words() or 'it said nothing'}") from error
-            except asyncio.CancelledError:
-                self._link.stop(number, "cancelled")
-                raise
-            starved = killed is not None and self._count_memory_kills() > killed
+        if self._link is None:
+            raise WorkspaceFailed("the workspace is not open")
+        # Only a command of others can use the memory up; asking the kernel costs more than reading a file does.
+        killed = self._count_memory_kills() if message["op"] in _OF_OTHERS else None
+        number, answer = self._link.ask(message)
+        following = self._follow(number, answer, most, asked)
+        try:
+            if killed is None:
+                result = await following
+            else:
+                result = await self._watch_block(number, following, killed, disk=op != "setup")
+        except WorkspaceFailed as error:
+            raise WorkspaceFailed(f"{error.message}: {await self._last_words() or 'it said nothing'}") from error
+        except asyncio.CancelledError:
+            self._link.stop(number, "cancelled")
+            raise
+        starved = killed is not None and self._count_memory_kills() > killed
         if starved and ((result.get("status") == "success" and result.get("exit_code")) or result.get("crashed")):
             result = {**result, "status": "memory", "verdict": "errored"}
         if killed is not None:
@@ -246,7 +283,9 @@ class Box(ABC):
         return result
 
     async def _follow(self, number: int, answer: asyncio.Future[Answer], wall: float, asked: Asked | None) -> Answer:
-        """Wait for an answer, and answer what is asked meanwhile."""
+        """Wait for an answer, and answer what is asked meanwhile. The command computes nothing then, and leaves its slot: what it asks for
+        may need one.
+        """
         link = self._link
         assert link is not None  # noqa: S101 - request made sure
         loop = asyncio.get_running_loop()
@@ -261,7 +300,11 @@ class Box(ABC):
                 return said
             begun = loop.time()
             answer = link.more(number)  # it may be stopped, or die, while it waits
+            if self._slot is not None:
+                self._slot.leave()
             told = await asked(said)
+            if self._slot is not None:
+                await self._slot.take()
             end += loop.time() - begun
             if not answer.done():
                 link.reply(number, told)

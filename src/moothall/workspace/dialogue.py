@@ -138,6 +138,7 @@ async def converse(box: Box, argv: Sequence[str], hear: Hear, seconds: float, mo
         "run",
         wall_seconds=seconds,
         asked=answer_lines,
+        unslotted=True,  # it waits for the other side for most of its life
         argv=(box.python, "-B", "-c", COMMAND),
         env=env,
         block={"argv": list(argv), "most": most},

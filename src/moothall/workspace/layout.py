@@ -61,7 +61,7 @@ class Layout:
 def uses_environment(base: Base) -> bool:
     """Whether the profile wants a Python environment at /env: set-up installs into it, or checks run from it."""
     profile = base.profile
-    steps = (step.argv for step in (*profile.steps, *profile.builds))
+    steps = (*(step.argv for step in profile.steps), *(step.argv for step in profile.builds))
     commands = (*profile.setup, *steps, *profile.checks.values())
     programs = {argv[0] for argv in commands if argv}
     return any(program in _PYTHON or program.startswith(f"{ENVIRONMENT}/bin/") for program in programs)

@@ -9,7 +9,7 @@ import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
@@ -31,10 +31,12 @@ from moothall.errors import (
     SandboxUnavailable,
     WorkspaceFailed,
 )
-from moothall.inside import checks
+from moothall.inside import cases, checks
 from moothall.inside.fullpython import COMMAND
+from moothall.inside.pressure import GENEROUS
 from moothall.inside.protocol import pack_path
 from moothall.ports import NOTHING, Hear
+from moothall.ranking.contention import hit_limit_under_load
 from moothall.repositories import patch_rules
 from moothall.repositories.changes import ChangeCaps
 from moothall.repositories.clone import TrustedClone
@@ -53,6 +55,7 @@ from moothall.workspace.localbox import LocalBox
 from moothall.workspace.pool import BoxPool, MakeBox
 from moothall.workspace.wasm import Shelf, answer_of
 
+_AGAIN = "this says nothing of the code; run it again"
 _REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
     (InvalidRequest, ToolStatus.INVALID),
     (Refused, ToolStatus.BLOCKED),
@@ -61,6 +64,19 @@ _REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
     (PatchRefused, ToolStatus.ERROR),
     (RepositoryError, ToolStatus.ERROR),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _CheckOrder:
+    """How a check is run: narrowed to `cases`, the files `apart` in a process of their own, until `deadline`, `alone` on its machine;
+    `patience` as in `Box.request`.
+    """
+
+    cases: Sequence[str] = ()
+    apart: Sequence[str] = ()
+    deadline: datetime | None = None
+    patience: float = GENEROUS
+    alone: bool = False
 
 
 class LocalWorkspace:
@@ -121,7 +137,10 @@ class LocalWorkspace:
         match call.tool.partition(".")[0]:
             case "tests" if call.tool in checks.DEFAULTS:
                 limit = replace(limits.limit(self._settings.workspace, self.prepared, "tests"), seconds=seconds)
-                answer = await self._run_check("tests", self._tests_command(call.tool, call.arguments, limit.case_seconds), limit)
+                command = self._tests_command(call.tool, call.arguments, limit.case_seconds)
+                answer = await self._run_check("tests", command, limit, _CheckOrder(patience=1.0))
+                if hit_limit_under_load(check_run("tests", answer), self.prepared.runs.get("tests")):
+                    answer = {**answer, "verdict": cases.ERRORED, "error": f"a time limit was hit under load: {_AGAIN}"}
                 return {**answer, "output": tests_output(answer)}
             case "code" | "wasm" as category:
                 return await (self._run_code if category == "code" else self._run_wasm)(call, seconds)
@@ -150,6 +169,8 @@ class LocalWorkspace:
         deadline: datetime | None = None,
         cases: Sequence[str] = (),
         apart: Sequence[str] = (),
+        *,
+        alone: bool = False,
     ) -> CheckRun:
         """Run one of the profile's checks. See `ports.Workspace`."""
         argv = self.base.profile.checks.get(name)
@@ -157,9 +178,7 @@ class LocalWorkspace:
             known = ", ".join(self.base.profile.checks) or "none"
             return CheckRun(name, Verdict.MISSING, output=f"no check {name!r} is configured; there are: {known}", status="error")
         limit = limits.limit(self._settings.workspace, self.prepared, name)
-        if deadline and (left := seconds_until(deadline)) < limit.seconds:
-            limit = replace(limit, seconds=left, why="the time of the deliberation")
-        if limit.seconds <= 0:
+        if deadline and seconds_until(deadline) <= 0:
             return CheckRun(name, Verdict.ERRORED, output="the deadline had passed before the check", status="timeout")
         folder = self.base.profile.folders.get(name, "")
         within, code = (
@@ -167,16 +186,19 @@ class LocalWorkspace:
             for some in (paths, apart)
         )
         command = checks.command(argv, within, cases=cases, seconds=limit.case_seconds)
-        run = check_run(name, await self._run_check(name, command, limit, cases, code))
+        order = _CheckOrder(tuple(cases), tuple(code), deadline, alone=alone)
+        run = check_run(name, await self._run_check(name, command, limit, order))
         if run.status == ToolStatus.SUCCESS:
             return run
+        if deadline and run.status == ToolStatus.TIMEOUT and run.duration_ms < 1000 * limit.seconds:
+            limit = replace(limit, seconds=run.duration_ms / 1000, why="the time of the deliberation")
         return replace(run, output=f"{limits.describe_limit(name, run.status, limit, self._limits)}\n{run.output}")
 
     async def _run_check(
-        self, name: str, command: tuple[str, ...], limit: limits.CheckLimit, cases: Sequence[str] = (), apart: Sequence[str] = ()
+        self, name: str, command: tuple[str, ...], limit: limits.CheckLimit, order: _CheckOrder
     ) -> dict[str, Any]:
         profile = self.base.profile
-        variables = checks.variables(command, seconds=limit.case_seconds, cases=cases, apart=apart)
+        variables = checks.variables(command, seconds=limit.case_seconds, cases=order.cases, apart=order.apart)
         told = {
             "name": name,
             "folder": profile.folders.get(name, ""),
@@ -189,6 +211,9 @@ class LocalWorkspace:
             return await box.request(
                 "check",
                 wall_seconds=limit.seconds,
+                deadline=order.deadline,
+                patience=order.patience,
+                alone=order.alone,
                 argv=command,
                 env={**box.variables(), **variables},
                 check=told,

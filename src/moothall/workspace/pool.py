@@ -24,11 +24,13 @@ from moothall.ports import NOTHING
 from moothall.processes import start_process
 from moothall.repositories import scratch
 from moothall.sandbox import cgroups, orphans
+from moothall.sandbox.cgroups import cores
 from moothall.workspace import boxlog
 from moothall.workspace.box import Box, BoxSetup, remove_tree
 from moothall.workspace.bundle import bundle
 from moothall.workspace.layout import Layout
 from moothall.workspace.localbox import LocalBox
+from moothall.workspace.slots import Slots, slots_folder
 
 _KEYS_KEPT = 4
 _DYING, _DYING_PAUSE = 50, 0.1
@@ -49,6 +51,7 @@ class BoxPool:
         self._shown = tuple(shown)
         self._make = make or self._on_this_machine
         self.layout = Layout(settings.data_dir)
+        self._slots = None if make else Slots(slots_folder(settings.data_dir / "slots"), settings.sandbox.cores or cores() + 1)
         self._instance = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._folder = self.layout.run / self._instance
         self._spares: OrderedDict[str, list[Box]] = OrderedDict()
@@ -183,7 +186,9 @@ class BoxPool:
         return box if box and self._fits(box, place) else None
 
     def _on_this_machine(self, place: BoxSetup, folder: Path, _beside: Box | None) -> Box:
-        return LocalBox(place, folder, self._settings, self._folder / "code", self._shown)
+        box = LocalBox(place, folder, self._settings, self._folder / "code", self._shown)
+        box.slots = self._slots
+        return box
 
     async def _fresh(self, place: BoxSetup, beside: Box | None = None, whose: Mapping[str, str] = NOTHING) -> Box:
         if self._group is None:

@@ -338,3 +338,28 @@ async def test_a_merge_and_what_has_no_story_draw_on_nothing(tmp_path: Path) -> 
         assert await host._purse(replace(d, merge=("a" * 40,))) is None
         assert await host._purse(replace(d, story_id="")) is None
         assert (await accounts.of(d.story_id, d.tenant, Budget(calls=1))).draws == {}
+
+
+async def test_a_host_works_on_so_many_deliberations_at_a_time_whatever_their_roles(tmp_path: Path) -> None:
+    running = most = 0
+
+    async def think(body: dict[str, Any], headers: Mapping[str, str]) -> str:
+        nonlocal running, most
+        del body, headers
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.05)
+        running -= 1
+        return finish("An old silent pond")
+
+    async with open_council(tmp_path, scripted(think)) as house, asyncio.TaskGroup() as group:
+        hosting = group.create_task(replace(host_of(house), concurrency=2).run())
+        for number in range(9):
+            role = ("dev", "qa", "architect")[number % 3]
+            d = replace(house.deliberation("single", 1, repository=None, base_sha=None), task_id=f"task-{number}", role=role)
+            await house.bus.enqueue(Channel.WORK.of(role), request(d))
+        async with asyncio.timeout(30):
+            while finished(await house.events()) < 9:
+                await asyncio.sleep(0.01)
+        hosting.cancel()
+    assert most == 2

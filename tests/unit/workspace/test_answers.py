@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -85,3 +86,12 @@ def read_as(reader: str, answer: dict[str, Any]) -> None:
         assert len(read) < 2000
     else:
         dump_json(codec.dump(read))
+
+
+@pytest.mark.parametrize(
+    ("contended_ms", "cpu_ms", "contended"),
+    [(900, 300, True), (100, 300, False), (900, 990 * (os.cpu_count() or 1), False), (0, 0, False)],
+)
+def test_a_check_is_contended_that_waited_for_cores_of_others(contended_ms: int, cpu_ms: int, *, contended: bool) -> None:
+    answer = {"status": "success", "verdict": "passed", "duration_ms": 1000, "contended_ms": contended_ms}
+    assert answers.check_run("tests", {**answer, "usage": {"cpu_ms": cpu_ms}}).contended is contended

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import nats.errors
 from nats.aio.msg import Msg
 
+from moothall.aio import Capacity
 from moothall.bus import batching, dead, forwarding, registry
 from moothall.bus.delivery import Ack, Bury, Nak, judge
 from moothall.bus.nats import setup
@@ -30,13 +31,15 @@ _STILL_SECONDS = 2.0  # a process may be this late without anybody's having stop
 
 @dataclass(slots=True)
 class Taking:
-    """One `consume`. Everything pulled and not yet answered is held, and kept alive on the server."""
+    """One `consume`. Everything pulled and not yet answered is held, and kept alive on the server. Where others share the capacity, nothing is
+    asked for while it is used up, and what comes then goes back: others may have room for it.
+    """
 
     stored: Stored
     packer: Packer
     spec: DurableSpec
     handler: Handler
-    concurrency: int
+    capacity: Capacity
     glance: Glance | None
     waiting: asyncio.Queue[Msg] = field(default_factory=asyncio.Queue)
     held: dict[str, Msg] = field(default_factory=dict)
@@ -51,42 +54,78 @@ class Taking:
 
     async def run(self) -> None:
         """Run until cancelled; then what was held goes back at once, for others to take."""
+        self.capacity.users += 1
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_alive(), name=f"{self.spec.name}: keep alive")
-                for number in range(self.concurrency):
+                for number in range(self.capacity.count):
                     group.create_task(self._work(), name=f"{self.spec.name}: worker {number}")
                 group.create_task(self._pull(), name=f"{self.spec.name}: pull")
         finally:
+            self.capacity.users -= 1
+            self.capacity.release(len(self.held))
             with suppress(nats.errors.Error, OSError):
                 for message in self.held.values():
                     await heed_cancel(message.nak())
 
     async def _pull(self) -> None:
-        capacity = self.concurrency + self.spec.prefetch
+        capacity = self.capacity.count + self.spec.prefetch
         # Shorter than a message is waited for: what comes again must not go to a reader that stands still.
         expires = min(EXPIRES, max(self.stored.settings.ack_wait_seconds * 0.8, 2.5 * BEAT))
         while True:
+            if self.capacity.users > 1:
+                await self.capacity.wait_free()
             try:
                 await setup.ensure_durable(self.stored.js, self.stored.settings, self.spec)
                 if self.spec.stream == WORK.name and (gone := await setup.forget_done(self.stored.js, self.spec)):
                     log.warning("work that was done was still there, and is removed", durable=self.spec.name, removed=gone)
                 async with Pull.open(self.stored.client, self.spec.stream, self.spec.name, expires) as pull:
-                    while True:
-                        while len(self.held) >= capacity:
-                            self.freed.clear()
-                            await self.freed.wait()
-                        message = await pull.next(capacity - len(self.held))
-                        while message is not None:
-                            if not await self._show(message):
-                                self.held[message.reply] = message
-                                self.waiting.put_nowait(message)
-                            message = pull.at_hand() if len(self.held) < capacity else None
+                    await self._pull_from(pull, capacity)
             except (ConsumerGone, nats.errors.Error, TimeoutError, OSError) as error:
                 if self.stored.client.is_closed:
                     raise BusUnavailable(f"the bus was closed while {self.spec.name} was reading") from error
                 log.debug("pull begins again", durable=self.spec.name, reason=str(error))
                 await asyncio.sleep(0.2)
+
+    async def _pull_from(self, pull: Pull, capacity: int) -> None:
+        """Take in what comes until others have used the capacity up."""
+        while True:
+            while len(self.held) >= capacity and self.capacity.users <= 1:
+                self.freed.clear()
+                await self.freed.wait()
+            if self._is_full and pull.arrived.empty():
+                return  # what was asked for is not wanted any more
+            message = await pull.next(self._room(capacity))
+            while message is not None:
+                if self._is_full:
+                    await heed_cancel(message.nak())  # others may have room for it
+                elif not await self._show(message):
+                    self._keep(message)
+                    self.waiting.put_nowait(message)
+                message = pull.at_hand() if len(self.held) < capacity else None
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether others who share the capacity have used it up."""
+        return self.capacity.users > 1 and not self.capacity.free
+
+    def _room(self, capacity: int) -> int:
+        """Return how many messages to ask for: a share of what is free, if others ask too."""
+        if self.capacity.users <= 1:
+            return capacity - len(self.held)
+        return max(1, self.capacity.free // self.capacity.users)
+
+    def _keep(self, message: Msg) -> None:
+        self.held[message.reply] = message
+        self.capacity.hold()
+
+    def _let_go(self, reply: str) -> bool:
+        """Hold a message no longer; whether it was held."""
+        if self.held.pop(reply, None) is None:
+            return False
+        self.capacity.release()
+        self.freed.set()
+        return True
 
     async def _show(self, message: Msg) -> bool:
         """Show it to who wants to see all in order; whether it is done with that, and answered."""
@@ -116,11 +155,10 @@ class Taking:
 
     def _hold(self, message: Msg, until: Sequence[asyncio.Future[None]]) -> None:
         """Answer it once all of `until` are done; until then it is in hand."""
-        self.held[message.reply] = message
+        self._keep(message)
 
         def answer(_: asyncio.Future[None]) -> None:
-            if all(future.done() for future in until) and self.held.pop(message.reply, None) is not None:
-                self.freed.set()
+            if all(future.done() for future in until) and self._let_go(message.reply):
                 with suppress(nats.errors.Error):
                     self.stored.client.put(message.reply)
 
@@ -158,6 +196,7 @@ class Taking:
     def _lose(self) -> None:
         """This process stood still, or was cut off, for so long that its messages were delivered anew."""
         log.warning("stood still for too long; its messages go to others", durable=self.spec.name, held=len(self.held))
+        self.capacity.release(len(self.held))
         self.held.clear()
         self.left.clear()
         for lease in self.leases.values():
@@ -170,22 +209,26 @@ class Taking:
             message = await self.waiting.get()
             if message.reply not in self.held:
                 continue  # lost while it waited
-            lease = asyncio.timeout(None)
-            self.leases[message.reply] = lease
-            try:
-                async with lease:
-                    await self._handle(message)
-            except TimeoutError:
-                if not lease.expired():
-                    raise
-            except Exception:
-                # A bug. The message stays unanswered: it comes again when its time is up.
-                self.held.pop(message.reply, None)
+            async with self.capacity.turns:
+                if message.reply in self.held:
+                    await self._work_on(message)
+
+    async def _work_on(self, message: Msg) -> None:
+        lease = asyncio.timeout(None)
+        self.leases[message.reply] = lease
+        try:
+            async with lease:
+                await self._handle(message)
+        except TimeoutError:
+            if not lease.expired():
                 raise
-            finally:
-                del self.leases[message.reply]
-            self.held.pop(message.reply, None)
-            self.freed.set()
+        except Exception:
+            # A bug. The message stays unanswered: it comes again when its time is up.
+            self._let_go(message.reply)
+            raise
+        finally:
+            del self.leases[message.reply]
+        self._let_go(message.reply)
 
     async def _handle(self, message: Msg) -> None:
         place = DeliveryPlace.of(message.reply)

@@ -11,7 +11,7 @@ from typing import Any
 import nats.errors
 
 from moothall import telemetry
-from moothall.aio import beside
+from moothall.aio import Capacity, beside
 from moothall.bus import batching, codec, forwarding, registry
 from moothall.bus.batching import Batching
 from moothall.bus.buckets import DOCUMENTS, bucket_of
@@ -171,14 +171,17 @@ class JetStreamBus:
         literal = not any("*" in subject or ">" in subject for subject in subjects)
         return (few or literal) and self._replicas == 1 and len({subject.count(".") for subject in subjects}) == 1
 
-    async def consume(self, durable: str, handler: Handler, *, concurrency: int = 1, glance: Glance | None = None) -> None:
+    async def consume(
+        self, durable: str, handler: Handler, *, concurrency: int | Capacity = 1, glance: Glance | None = None
+    ) -> None:
         """Run until cancelled; see `moothall.ports.Bus`.
 
         Raises `InvalidRequest` for a durable that isn't registered, `BusUnavailable` when the bus is closed.
         """
-        if concurrency < 1:
-            raise InvalidRequest(f"concurrency {concurrency} is not at least 1")
-        await Taking(self._stored, self._packer, registry.durable(durable), handler, concurrency, glance).run()
+        capacity = Capacity(concurrency) if isinstance(concurrency, int) else concurrency
+        if capacity.count < 1:
+            raise InvalidRequest(f"concurrency {capacity.count} is not at least 1")
+        await Taking(self._stored, self._packer, registry.durable(durable), handler, capacity, glance).run()
 
     async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:
         """Send to whoever listens now."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,7 +18,11 @@ from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import NotFound, PatchRefused, SandboxUnavailable, WorkspaceFailed
-from moothall.ports import NOTHING, ReadFile, Workspaces
+from moothall.ports import NOTHING, ReadFile, Workspace, Workspaces
+from moothall.ranking.contention import as_errored, hit_limit_under_load
+from moothall.telemetry import get_logger
+
+log = get_logger(__name__)
 
 TEXT_LIMIT = 1_000_000
 """Characters of a file of the base, from which on it is not read."""
@@ -82,31 +87,60 @@ class FreshRuns:
         """Run checks (name: the cases to narrow it to, none for all) in a workspace called `name`; `paths` narrows to test files;
         Python modules of the files `apart` run in a process of their own. Each check is stopped after `seconds`, if any are said.
 
-        The rest is as `Workspaces.open` has it. `label` names the check in metrics and traces.
+        The rest is as `Workspaces.open` has it. `label` names the check in metrics and traces. A check that hit a limit of time on a busy
+        machine is run again alone, in a workspace of its own: what ran before may have written what steers its runner.
         """
+
+        async def run(some: Mapping[str, Sequence[str]], *, alone: bool) -> CheckRuns:
+            called = workspace_name(self.d.task_id, *name, *(("alone",) if alone else ()))
+            opening = functools.partial(
+                self.workspaces.open,
+                self.prepared,
+                called,
+                patch=self.exact(diff),
+                extra=self.exact(extra),
+                judged=judged,
+                instead=instead,
+            )
+
+            async def check(workspace: Workspace, check: str) -> CheckRun:
+                deadline = self.d.deadline
+                if seconds:
+                    deadline = min(deadline, datetime.now(UTC) + timedelta(seconds=seconds))
+                with watch_check(label or check, called) as noted:
+                    return noted(
+                        await workspace.check(check, paths=paths, cases=some[check], deadline=deadline, apart=apart, alone=alone)
+                    )
+
+            return await self._run_in(opening, some, check)
+
+        first = await run(checks, alone=False)
+        base = self.prepared.runs
+        busy = [check for check, ran in first.runs.items() if hit_limit_under_load(ran, base.get(check))]
+        if not busy:
+            return first
+        log.info("checks hit limits of time on a busy machine; they are run again alone", checks=busy)
+        again = (await run({check: checks[check] for check in busy}, alone=True)).runs
+        told = {check: again.get(check, first.runs[check]) for check in busy}
+        told |= {
+            check: as_errored(ran, base.get(check)) for check, ran in told.items() if hit_limit_under_load(ran, base.get(check))
+        }
+        return replace(first, runs={**first.runs, **told})
+
+    async def _run_in(
+        self,
+        opening: Callable[[], AbstractAsyncContextManager[Workspace]],
+        checks: Iterable[str],
+        run_check: Callable[[Workspace, str], Awaitable[CheckRun]],
+    ) -> CheckRuns:
+        """Run checks in a workspace; in another one where its executor is lost."""
         runs: dict[str, CheckRun] = {}
-        called = workspace_name(self.d.task_id, *name)
         why = ""
         for _ in range(_TRIES):
             try:
-                async with (
-                    self.places,
-                    self.workspaces.open(
-                        self.prepared,
-                        called,
-                        patch=self.exact(diff),
-                        extra=self.exact(extra),
-                        judged=judged,
-                        instead=instead,
-                    ) as workspace,
-                ):
-                    for check, cases in checks.items():
-                        deadline = self.d.deadline
-                        if seconds:
-                            deadline = min(deadline, datetime.now(UTC) + timedelta(seconds=seconds))
-                        with watch_check(label or check, called) as noted:
-                            ran = await workspace.check(check, paths=paths, cases=cases, deadline=deadline, apart=apart)
-                            runs[check] = noted(ran)
+                async with self.places, opening() as workspace:
+                    for check in checks:
+                        runs[check] = await run_check(workspace, check)
                 return CheckRuns(runs)
             except PatchRefused as error:
                 return CheckRuns(runs, refused=True, why=error.message)

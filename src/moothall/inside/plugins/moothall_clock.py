@@ -2,34 +2,122 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _LATE_SECONDS = 2.0
+_GENEROUS = 6  # times its limit, that a case may take on a machine that is too busy to run it
+_IDLE = 0.1  # of the time; a case that wants a core for less only waits
+_SHORTEST, _AGAIN = 0.2, 1.0
+# Tests may put others in their place.
+_open, _read, _close, _listdir, _getpid = os.open, os.read, os.close, os.listdir, os.getpid
+_load, _cores = os.getloadavg, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_now, _process, _thread = time.monotonic, time.process_time, getattr(time, "thread_time", time.process_time)
 
 
 class Clock:
-    """Rings SIGALRM after `seconds`. Time in which the process stood still, as a machine that was paused does, is not the case's."""
+    """Rings SIGALRM after `seconds`. Time in which the process stood still, as a machine that was paused does, is not the case's, nor is
+    time in which it had to wait for a core: that ends after a few times `seconds`, or when it has computed for as long.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self._last = _now() + _GENEROUS * seconds
         self._start()
 
-    def has_stood_still(self) -> bool:
+    def has_more_time(self) -> bool:
+        """Whether it rang too early; it rings again then."""
+        more = self._stood_still() or self._was_kept_waiting()
+        if not more:
+            self._due = _now() + _AGAIN
+        return more
+
+    def _stood_still(self) -> bool:
         """Whether it rang late for a process that computed nothing meanwhile; the case has its time once more then."""
-        late = time.monotonic() - self._begun - self._seconds
-        still = late > _LATE_SECONDS and time.process_time() - self._computed < self._seconds
+        late = _now() - self._due
+        still = late > _LATE_SECONDS and _process() - self._computed[0] < self._seconds
         if still:
+            self._last += max(0.0, late - self._contended())
             self._start()
-        return still
+        return still and _now() < self._last
+
+    def _was_kept_waiting(self) -> bool:
+        now = _now()
+        passed = now - self._begun
+        left = self._seconds - passed + self._contended()
+        process, thread = _process() - self._computed[0], _thread() - self._computed[1]
+        waited = _since(self._delay, _delay())
+        if left < _SHORTEST or now >= self._last or thread >= self._seconds:
+            return False
+        if waited is not None and process + waited < _IDLE * passed and not any(_others_run()):
+            return False
+        self._ring(min(left, self._last - now))
+        return True
+
+    def _contended(self) -> float:
+        """The seconds since the start in which some process of the machine waited for a core."""
+        waited = _since(self._pressure, _pressure())
+        if waited is None:  # this kernel does not count it
+            waited = _now() - self._begun if _load()[0] > _cores else 0.0
+        return waited
 
     def _start(self) -> None:
-        self._begun, self._computed = time.monotonic(), time.process_time()
+        self._begun, self._computed = _now(), (_process(), _thread())
+        self._pressure, self._delay = _pressure(), _delay()
+        self._ring(self._seconds)
+
+    def _ring(self, seconds: float) -> None:
+        self._due = _now() + seconds
         # Again each second: whoever passes over what is raised is told once more.
-        signal.setitimer(signal.ITIMER_REAL, self._seconds, 1.0)
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001), _AGAIN)
 
 
 def stop() -> None:
     """Let it ring no more."""
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def _since(before: float | None, now: float | None) -> float | None:
+    return None if before is None or now is None else max(0.0, now - before)
+
+
+def _pressure() -> float | None:
+    """The seconds since the start of the machine in which some process waited for a core."""
+    try:
+        return int(_text("/proc/pressure/cpu").splitlines()[0].rpartition("total=")[2]) / 1e6
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _delay() -> float | None:
+    """The seconds that this process's first thread has waited for a core."""
+    try:
+        return int(_text("/proc/self/schedstat").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _others_run() -> Iterator[bool]:
+    """Of each thread but the first of this process: whether it runs, or would with a core."""
+    mine = str(_getpid())
+    for pid in filter(str.isdigit, _listdir("/proc")):
+        try:
+            for thread in _listdir(f"/proc/{pid}/task"):
+                if thread != mine:
+                    yield _text(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()[0] in "RD"
+        except (OSError, IndexError):
+            continue  # gone meanwhile
+
+
+def _text(path: str) -> str:
+    descriptor = _open(path, os.O_RDONLY)
+    try:
+        return _read(descriptor, 4096).decode("ascii", "replace")
+    finally:
+        _close(descriptor)

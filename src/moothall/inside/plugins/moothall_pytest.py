@@ -56,7 +56,7 @@ class Limit:
         clock: Any = None
 
         def stop(_number: int, _frame: object) -> None:
-            if clock and not clock.has_stood_still():
+            if clock and not clock.has_more_time():
                 self.seconds = max(self.seconds / 2, _SHORTEST, 5 * self.longest)
                 pytest.fail(f"hit the limit of {seconds:g} s")
 

@@ -64,7 +64,7 @@ class Result(unittest.TextTestResult):
             self._clock = moothall_clock.Clock(self._seconds)
 
     def _stop(self, _number: int, _frame: object) -> None:
-        if self._begun and not self._clock.has_stood_still():
+        if self._begun and not self._clock.has_more_time():
             seconds, self._seconds = self._seconds, max(self._seconds / 2, _SHORTEST)
             raise HitLimit(f"hit the limit of {seconds:g} s")
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from moothall.aio import Capacity
 from moothall.bus.nats.consuming import Taking
 from moothall.bus.registry import durable
 from moothall.domain.event import Recorded
@@ -17,7 +18,7 @@ async def test_work_that_is_lost_already_is_lost_again_without_harm() -> None:
         raise AssertionError("nothing is delivered")
 
     unused = cast("Any", None)
-    taking = Taking(unused, unused, durable("collector"), never, 1, None)
+    taking = Taking(unused, unused, durable("collector"), never, Capacity(1), None)
     lost = 0
 
     async def work() -> None:

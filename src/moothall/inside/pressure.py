@@ -1,0 +1,34 @@
+"""How long processes of this machine waited for a core. Standard library only: part of the executor."""
+
+from __future__ import annotations
+
+import os
+import time
+
+GENEROUS = 3
+"""How many times its limit a check may take on a machine that is too busy to run it."""
+_FILE = "/proc/pressure/cpu"
+
+
+class Contention:
+    """The time since it was made in which some process waited for a core."""
+
+    def __init__(self, file: str = _FILE) -> None:
+        self._file = file
+        self._begun, self._before = time.monotonic(), _read_total(file)
+
+    def seconds(self) -> float:
+        """Return it. A kernel that does not count it has a load: above the number of cores it stands for all of the time."""
+        passed, total = time.monotonic() - self._begun, _read_total(self._file)
+        if total is None or self._before is None:
+            return passed if os.getloadavg()[0] > len(os.sched_getaffinity(0)) else 0.0
+        return max(0.0, min(passed, total - self._before))
+
+
+def _read_total(file: str) -> float | None:
+    """Return the seconds since the start of the machine, None if the kernel does not count them."""
+    try:
+        with open(file, encoding="ascii") as text:  # noqa: PTH123 - pathlib costs the executor start time
+            return int(text.readline().rpartition("total=")[2]) / 1e6
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,251 @@
+"""Slots for commands: how many run at a time on this machine, across all processes of one user.
+
+A slot is the lock of a file, so the kernel frees it when its holder ends, kill -9 included. Processes that wait write since when
+their oldest command waits into a file of their own; younger commands of other processes let it go first. A process that stands
+still (SIGSTOP) stops touching its files; then its slots and its place in the queue do not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import fcntl
+import itertools
+import os
+import stat
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moothall.aio import off_the_clock
+from moothall.disk import try_lock
+from moothall.telemetry import get_logger, metrics
+
+_log = get_logger(__name__)
+
+_POLL_SECONDS = 0.05
+_BEAT_SECONDS = 1.0
+_STILL_SECONDS = 10.0  # without a beat; then the holder of a slot stands still
+_SILENT_SECONDS = 2.0  # without a look at the slots; then nobody lets the process go first
+_LEFT_SECONDS = 600.0
+_SLOT, _ALONE, _WAITING = "slot-", "alone", "waiting-"
+_since: ContextVar[float] = ContextVar("since", default=0.0)
+
+
+@contextmanager
+def queued_since(moment: float) -> Iterator[None]:
+    """Let commands inside wait for a slot as if they had waited since `moment` (Unix time): the oldest go first."""
+    token = _since.set(moment)
+    try:
+        yield
+    finally:
+        _since.reset(token)
+
+
+def slots_folder(fallback: Path) -> Path:
+    """Return the folder of slots of this machine and user, made if necessary; `fallback` if /tmp cannot hold it."""
+    shared = Path(f"/tmp/moothall-{os.geteuid()}")  # noqa: S108 - one place whatever TMPDIR is; its owner is checked
+    with suppress(OSError):
+        shared.mkdir(mode=0o700, exist_ok=True)
+        if _is_private(shared):
+            (shared / "slots").mkdir(mode=0o700, exist_ok=True)
+            return shared / "slots"
+    fallback.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _log.warning("slots are shared within this data directory only: the folder is not ours alone", folder=str(shared))
+    return fallback
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether a folder is one of this user that nobody else can write to."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+@dataclass(order=True, slots=True)
+class _Turn:
+    """A command that waits; the oldest comes first."""
+
+    since: float
+    number: int = field(default_factory=itertools.count().__next__)
+
+
+class Slots:
+    """The slots of this machine, as one process takes them. Belongs to one event loop.
+
+    `count`: how many commands run at a time. Processes with other counts share the files: each looks at the first `count`.
+    """
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.count = count
+        self._folder = folder
+        self._turns: list[_Turn] = []
+        self._held: set[int] = set()
+        self._freed = asyncio.Event()
+        self._beating: asyncio.TimerHandle | None = None
+        self._queue_file = folder / f"{_WAITING}{os.getpid()}-{os.urandom(4).hex()}"
+        self._told = 0.0
+
+    @asynccontextmanager
+    async def hold(self, since: float = 0.0, *, alone: bool = False) -> AsyncIterator[Slot]:
+        """Wait for a slot and hold it. `alone`: for all of them, so that no other command runs meanwhile. `since` counts where no
+        `queued_since` is around this.
+
+        Time limits around this (`aio.TimeLimit`) do not count the wait.
+        """
+        slot = Slot(self, _since.get() or since or time.time(), alone=alone)
+        try:
+            await slot.take()
+            yield slot
+        finally:
+            slot.leave()
+
+    async def take(self, since: float, *, alone: bool) -> dict[str, int]:
+        """Wait for a slot, or for all, and return the locked files by name. `free` unlocks them."""
+        with off_the_clock(), metrics.SLOT_SECONDS.time():
+            taken = await self._wait(since, alone=alone)
+            try:
+                while alone and not self._lock_all(taken):  # noqa: ASYNC110 - it happens in another process
+                    await asyncio.sleep(_POLL_SECONDS)
+            except BaseException:
+                self.free(taken)
+                raise
+        return taken
+
+    async def _wait(self, since: float, *, alone: bool) -> dict[str, int]:
+        """Wait for this command's turn. `alone`: for the lock that keeps others from new slots."""
+        turn = _Turn(since)
+        bisect.insort(self._turns, turn)
+        try:
+            while True:
+                first = self._turns[0] is turn
+                if first and (taken := self._try_take(since, alone=alone)):
+                    return taken
+                self._freed.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_POLL_SECONDS if first else None):
+                        await self._freed.wait()
+        finally:
+            self._turns.remove(turn)
+            if not self._turns:
+                self._queue_file.unlink(missing_ok=True)
+                self._told = 0.0
+            self._freed.set()
+
+    def _try_take(self, since: float, *, alone: bool) -> dict[str, int]:
+        """Take a slot, or the lock of who wants to be alone; nothing if none is free or an older command waits elsewhere."""
+        if self._older_waits(since):
+            return {}
+        lock = self._lock(_ALONE)
+        if lock < 0 and (alone or not self._stands_still(_ALONE)):
+            return {}
+        if alone:
+            return {_ALONE: lock}
+        try:
+            return self._lock_one()
+        finally:
+            self._unlock(lock)
+
+    def _lock_one(self) -> dict[str, int]:
+        """Lock a free slot. One whose holder stands still has another in its place."""
+        count, number = self.count, 0
+        while number < count:
+            name = f"{_SLOT}{number}"
+            if (descriptor := self._lock(name)) >= 0:
+                return {name: descriptor}
+            count += self._stands_still(name)
+            number += 1
+        return {}
+
+    def _lock_all(self, taken: dict[str, int]) -> bool:
+        """Lock what is free and not `taken` yet, and add it. Return whether that is all but what stands still."""
+        names = {f"{_SLOT}{number}" for number in range(self.count)} | {path.name for path in self._folder.glob(f"{_SLOT}*")}
+        for name in names - taken.keys():
+            if (descriptor := self._lock(name)) >= 0:
+                taken[name] = descriptor
+        return all(name in taken or self._stands_still(name) for name in names)
+
+    def _lock(self, name: str) -> int:
+        """Lock a file and return its descriptor, -1 if another holds it."""
+        descriptor = os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        if not try_lock(descriptor):
+            os.close(descriptor)
+            return -1
+        os.utime(descriptor)
+        self._held.add(descriptor)
+        if self._beating is None:
+            self._beating = asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._beat)
+        return descriptor
+
+    def _unlock(self, descriptor: int) -> None:
+        if descriptor >= 0:
+            self._held.discard(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # at once, also if a process that is being started has a copy
+            os.close(descriptor)
+
+    def free(self, taken: dict[str, int]) -> None:
+        """Unlock what was taken."""
+        for descriptor in taken.values():
+            self._unlock(descriptor)
+        taken.clear()
+        self._freed.set()
+
+    def _beat(self) -> None:
+        """Show that the holder of these locks runs."""
+        for descriptor in self._held:
+            os.utime(descriptor)
+        self._beating = asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._beat) if self._held else None
+
+    def _stands_still(self, name: str) -> bool:
+        return self._age(self._folder / name) > _STILL_SECONDS
+
+    @staticmethod
+    def _age(path: Path) -> float:
+        try:
+            return time.time() - path.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def _older_waits(self, since: float) -> bool:
+        """Tell others since when this process waits, and return whether a command of theirs waits for longer."""
+        if since == self._told and self._queue_file.exists():
+            os.utime(self._queue_file)
+        else:
+            fresh = self._queue_file.with_suffix(".new")
+            fresh.write_text(repr(since), encoding="ascii")
+            fresh.replace(self._queue_file)
+            self._told = since
+        return any(
+            self._reads_older(path, since)
+            for path in self._folder.glob(f"{_WAITING}*")
+            if path != self._queue_file and not path.suffix
+        )
+
+    def _reads_older(self, path: Path, since: float) -> bool:
+        age = self._age(path)
+        if age > _LEFT_SECONDS:  # its process was killed
+            path.unlink(missing_ok=True)
+        try:
+            return age < _SILENT_SECONDS and float(path.read_text(encoding="ascii")) < since
+        except (OSError, ValueError):
+            return False
+
+
+class Slot:
+    """A place among the commands that run. It can be left while its command waits for something, and taken again."""
+
+    def __init__(self, slots: Slots, since: float, *, alone: bool) -> None:
+        self._slots = slots
+        self._since = since
+        self._alone = alone
+        self._taken: dict[str, int] = {}
+
+    async def take(self) -> None:
+        """Wait for it."""
+        self._taken = await self._slots.take(self._since, alone=self._alone)
+
+    def leave(self) -> None:
+        """Let others have it."""
+        self._slots.free(self._taken)

@@ -1,0 +1,147 @@
+"""Many checks at once on one machine: healthy code passes, however busy that is, and what hangs still ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.domain.code import CodeBlock
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.repository import Prepared
+from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.ranking.contention import hit_limit_under_load
+from moothall.sandbox.bubblewrap import interpreter
+from support.local import PYTEST, Local, local, python
+
+pytestmark = pytest.mark.e2e
+AT_ONCE = 24
+BURN = """
+import time
+
+def test_burn():
+    end = time.process_time() + 1
+    while time.process_time() < end:
+        pass
+"""
+BELOW = """
+import subprocess, sys, unittest
+
+class TestBelow(unittest.TestCase):
+    def test_below(self):
+        code = "import time\\nwhile time.process_time() < 0.3: pass"
+        for _ in range(3):
+            subprocess.run([sys.executable, "-c", code], check=True)
+"""
+UNITTEST = (str(interpreter()), "-m", "unittest")
+
+
+@asynccontextmanager
+async def busy_machine(processes: int) -> AsyncIterator[None]:
+    """Let others compute on the machine meanwhile, who ask for no slot."""
+    others = [await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass") for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            await other.wait()
+
+
+async def check_afresh(house: Local, prepared: Prepared, name: str) -> CheckRun:
+    async with house.workspaces.open(prepared, name) as workspace:
+        return await workspace.check("tests")
+
+
+async def checks_at_once(house: Local, command: Sequence[str]) -> list[CheckRun]:
+    prepared = await house.prepared({"tests": tuple(command)})
+    ready = replace(prepared, runs={"tests": await check_afresh(house, prepared, "base")})
+    assert ready.runs["tests"].verdict is Verdict.PASSED
+    return await asyncio.gather(*(check_afresh(house, ready, f"w{number}") for number in range(AT_ONCE)))
+
+
+@pytest.mark.parametrize(("cores", "command", "tests"), [(0, PYTEST, BURN), (AT_ONCE, PYTEST, BURN), (AT_ONCE, UNITTEST, BELOW)])
+async def test_checks_at_once_all_pass_on_a_healthy_base(tmp_path: Path, cores: int, command: Sequence[str], tests: str) -> None:
+    """With slots, and without them by the clock of cases alone."""
+    async with local(tmp_path, {"tests/__init__.py": "", "tests/test_a.py": tests}, cores=cores) as house:
+        runs = await checks_at_once(house, command)
+    assert [(run.verdict, run.details) for run in runs] == [(Verdict.PASSED, {})] * AT_ONCE
+
+
+async def test_hosts_of_several_data_directories_share_the_slots(tmp_path: Path) -> None:
+    running = tmp_path / "running"
+    running.mkdir()
+    async with local(tmp_path / "one", {"a.txt": ""}, cores=2) as one, local(tmp_path / "two", {"a.txt": ""}, cores=2) as two:
+        most = 0
+
+        async def check(house: Local, prepared: Prepared, name: str) -> CheckRun:
+            async with house.workspaces.open(prepared, name) as workspace:
+                return await workspace.check("run")
+
+        async def look() -> None:
+            nonlocal most
+            while True:
+                below = [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"time.sleep(0.321)" in _read(path)]
+                most = max(most, len({_namespace(path) for path in below}))
+                await asyncio.sleep(0.01)
+
+        looking = asyncio.create_task(look())
+        ready = [(house, await house.prepared({"run": python("import time; time.sleep(0.321)")})) for house in (one, two)]
+        runs = await asyncio.gather(*(check(house, prepared, f"w{n}") for n in range(4) for house, prepared in ready))
+        looking.cancel()
+    assert [run.verdict for run in runs] == [Verdict.PASSED] * 8
+    assert 1 <= most <= 2
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _namespace(path: Path) -> str:
+    try:
+        return str((path.parent / "ns" / "pid").readlink())
+    except OSError:
+        return ""
+
+
+HANGS = "import time\n\ndef test_sleeps():\n    time.sleep(600)\n\ndef test_loops():\n    while True:\n        pass\n\ndef test_fine():\n    pass\n"
+
+
+async def test_what_hangs_ends_on_a_busy_machine_too_and_says_nothing_there(tmp_path: Path) -> None:
+    async with local(tmp_path, {"tests/test_a.py": HANGS}) as house:
+        quick = house.settings.workspace.model_copy(update={"case_seconds": 2.0})
+        house.workspaces._settings = house.settings.model_copy(update={"workspace": quick})
+        prepared = await house.prepared({"tests": PYTEST})
+        base = CheckRun("tests", Verdict.PASSED, {"t": "passed"}, duration_ms=100, durations={"t": 10})
+        async with busy_machine(4 * (os.cpu_count() or 1)):
+            run = await check_afresh(house, replace(prepared, runs={"tests": base}), "a")
+    at = "tests/test_a.py::test_"
+    assert run.cases == {f"{at}sleeps": "failed", f"{at}loops": "failed", f"{at}fine": "passed"}
+    assert "hit the limit of 2 s" in run.details[f"{at}sleeps"]
+    assert run.contended
+    assert hit_limit_under_load(run)
+
+
+async def test_a_block_leaves_its_slot_while_it_waits_for_a_tool_that_needs_one(tmp_path: Path) -> None:
+    async with local(tmp_path, {"tests/test_a.py": "def test_a():\n    pass\n"}, cores=1) as house:
+        prepared = await house.prepared({"tests": PYTEST})
+        async with house.workspaces.open(prepared, "one") as workspace:
+
+            async def ask(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+                return await house.call(workspace, name, **arguments)
+
+            code = "[tests.pytest()['verdict'], tests.pytest()['passed']]"
+            block = CodeBlock(code, {"tests.pytest": ()}, datetime.now(UTC) + timedelta(seconds=120), "local")
+            ran = await workspace.run_code(block, ask)
+    assert (ran.status, ran.value) == (ToolStatus.SUCCESS, ["passed", 1])

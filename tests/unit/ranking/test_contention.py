@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.repository import Profile
+from moothall.ranking import assess
+from moothall.ranking.contention import as_errored, hit_limit_under_load, stopped_cases
+
+LIMITS = [
+    "Failed: hit the limit of 10 s",
+    'Error: Timeout of 2000ms exceeded. For async tests and hooks, ensure "done()" is called',
+    'thrown: "Exceeded timeout of 5000 ms for a test.',
+    "Error: Test timed out in 5000ms.",
+    "test timed out after 1000ms",
+    "Failed: Timeout (>10.0s) from pytest-timeout.",
+    "panic: test timed out after 1m0s",
+    "subprocess.TimeoutExpired: Command '['a']' timed out after 5 seconds",
+    "context deadline exceeded",
+    "asyncio.exceptions.TimeoutError",
+]
+
+
+def run(said: str, **more: object) -> CheckRun:
+    told = {"cases": {"a": "failed", "b": "passed"}, "details": {"a": said}, "contended": True, **more}
+    return CheckRun("tests", Verdict.FAILED, **told)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("said", LIMITS)
+def test_a_limit_of_time_says_nothing_on_a_busy_machine(said: str) -> None:
+    found = run(said)
+    assert hit_limit_under_load(found)
+    assert not hit_limit_under_load(run(said, contended=False))
+    assert stopped_cases(found) == ["a"]
+    told = as_errored(found)
+    assert (told.verdict, told.status, told.cases) == (Verdict.ERRORED, "timeout", {"a": "errored", "b": "passed"})
+    assert "busy" in told.output.partition("\n")[0]
+
+
+def test_what_failed_otherwise_failed() -> None:
+    assert not hit_limit_under_load(run("assert 5 == 2"))
+
+
+def test_what_is_red_on_the_base_is_not_run_again() -> None:
+    found = run(LIMITS[0])
+    assert not hit_limit_under_load(found, CheckRun("tests", Verdict.FAILED, {"a": "failed"}))
+    assert hit_limit_under_load(found, CheckRun("tests", Verdict.PASSED, {"a": "passed"}))
+
+
+def test_a_check_without_cases_and_one_that_was_stopped_count_too() -> None:
+    silent = CheckRun("tests", Verdict.FAILED, output="Error: timed out waiting for the server", contended=True)
+    assert hit_limit_under_load(silent)
+    assert hit_limit_under_load(CheckRun("tests", Verdict.ERRORED, status="timeout", contended=True))
+    assert not hit_limit_under_load(CheckRun("tests", Verdict.ERRORED, status="memory", contended=True))
+
+
+def test_the_evidence_of_such_a_check_is_errored_and_says_why() -> None:
+    base = CheckRun("tests", Verdict.PASSED, {"a": "passed", "b": "passed"})
+    profile = Profile(checks={"tests": ("x",)})
+    found = assess({"tests": base}, {"tests": as_errored(run(LIMITS[0]), base)}, profile, (), applies=True)
+    (evidence,) = found.evidence
+    assert evidence.verdict is Verdict.ERRORED
+    assert "while the machine was busy" in evidence.why

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from moothall.sandbox.cgroups import cores, quota
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu.max": "max 100000\n"}, math.inf),
+        ({"cpu.cfs_quota_us": "50000\n", "cpu.cfs_period_us": "100000\n"}, 0.5),
+        ({"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"}, math.inf),
+        ({"cpu.max": "what?\n"}, math.inf),
+        ({}, math.inf),
+    ],
+)
+def test_the_quota_of_a_cgroup_is_read(tmp_path: Path, files: dict[str, str], expected: float) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="ascii")
+    assert quota(tmp_path) == expected
+
+
+def test_there_are_as_many_cores_as_this_process_may_run_on_at_most() -> None:
+    assert 1 <= cores() <= len(os.sched_getaffinity(0))

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from moothall.aio import TimeLimit
+from moothall.disk import try_lock
+from moothall.workspace.slots import Slots, queued_since, slots_folder
+
+HOLDS = textwrap.dedent("""
+    import asyncio, sys
+    from pathlib import Path
+    from moothall.workspace.slots import Slots, queued_since
+
+    async def main() -> None:
+        slots = Slots(Path(sys.argv[1]), int(sys.argv[2]))
+        with queued_since(float(sys.argv[3])):
+            async with slots.hold():
+                print("has it", flush=True)
+                await asyncio.to_thread(sys.stdin.read)
+
+    asyncio.run(main())
+""")
+
+
+@asynccontextmanager
+async def other_process(folder: Path, count: int, since: float) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a process that waits for a slot, says that it has it, and holds it until its input ends."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", HOLDS, str(folder), str(count), str(since)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def has_it(process: asyncio.subprocess.Process) -> None:
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"has it\n"
+
+
+async def waits(folder: Path) -> None:
+    """Return once another process waits."""
+    while not [path for path in folder.glob("waiting-*") if not path.suffix]:
+        await asyncio.sleep(0.01)
+
+
+async def until_locked(path: Path) -> None:
+    """Return once somebody holds the lock of a file for longer than a look takes."""
+    seen = 0
+    while seen < 3:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+        seen = 0 if try_lock(descriptor) else seen + 1
+        os.close(descriptor)
+        await asyncio.sleep(0.02)
+
+
+async def hold_until(free: asyncio.Event, slots: Slots, *, alone: bool = False) -> None:
+    async with slots.hold(alone=alone):
+        await free.wait()
+
+
+async def test_as_many_run_at_a_time_as_there_are_slots(tmp_path: Path) -> None:
+    one, other = Slots(tmp_path, 2), Slots(tmp_path, 2)
+    running, most = 0, 0
+
+    async def work(slots: Slots) -> None:
+        nonlocal running, most
+        async with slots.hold():
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            running -= 1
+
+    await asyncio.gather(*(work(slots) for slots in (one, other) * 10))
+    assert most == 2
+
+
+async def test_the_oldest_deliberation_goes_first(tmp_path: Path) -> None:
+    slots, order = Slots(tmp_path, 1), []
+
+    async def work(since: float) -> None:
+        with queued_since(since):
+            async with slots.hold():
+                order.append(since)
+
+    async with slots.hold():
+        tasks = [asyncio.create_task(work(since)) for since in (30.0, 10.0, 20.0, 40.0)]
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
+    assert order == [10.0, 20.0, 30.0, 40.0]
+
+
+async def test_an_older_command_of_another_process_goes_first(tmp_path: Path) -> None:
+    slots, free = Slots(tmp_path, 1), asyncio.Event()
+    free.set()
+    async with other_process(tmp_path, 1, 10.0) as other:
+        with queued_since(20.0):
+            async with slots.hold():
+                await waits(tmp_path)
+                younger = asyncio.create_task(hold_until(free, slots))
+                await asyncio.sleep(0)
+            await has_it(other)
+            assert not younger.done()
+            assert other.stdin is not None
+            other.stdin.close()
+            await younger
+
+
+async def test_the_slot_of_a_process_that_is_killed_is_free(tmp_path: Path) -> None:
+    slots, free = Slots(tmp_path, 1), asyncio.Event()
+    free.set()
+    async with other_process(tmp_path, 1, 10.0) as other:
+        await has_it(other)
+        mine = asyncio.create_task(hold_until(free, slots))
+        await waits(tmp_path)
+        assert not mine.done()
+        other.kill()
+        await mine
+
+
+async def test_a_process_that_stands_still_holds_nobody_up(tmp_path: Path) -> None:
+    slots = Slots(tmp_path, 1)
+    async with other_process(tmp_path, 1, 10.0) as other:
+        await has_it(other)
+        other.send_signal(signal.SIGSTOP)
+        long_ago = time.time() - 60
+        await asyncio.to_thread(os.utime, tmp_path / "slot-0", (long_ago, long_ago))
+        async with slots.hold():
+            pass
+        async with slots.hold(alone=True):
+            pass
+        other.send_signal(signal.SIGCONT)
+
+
+async def test_who_waits_may_give_up(tmp_path: Path) -> None:
+    slots = Slots(tmp_path, 1)
+    async with slots.hold():
+        for alone in (False, True):
+            waiting = asyncio.create_task(hold_until(asyncio.Event(), slots, alone=alone))
+            await (until_locked(tmp_path / "alone") if alone else waits(tmp_path))
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            assert waiting.cancelled()
+    async with slots.hold(alone=True):
+        pass
+    assert not list(tmp_path.glob("waiting-*"))
+
+
+async def test_who_is_alone_waits_for_all_and_holds_all_up(tmp_path: Path) -> None:
+    one, other, said = Slots(tmp_path, 2), Slots(tmp_path, 3), []
+
+    async def alone(name: str, slots: Slots) -> None:
+        async with slots.hold(alone=True):
+            said.append(f"{name} begins")
+            await until_locked(tmp_path / "alone")
+            said.append(f"{name} ends")
+
+    async def beside() -> None:
+        async with other.hold():
+            said.append("beside")
+
+    async with other.hold():
+        tasks = [asyncio.create_task(alone("one", one)), asyncio.create_task(alone("other", other))]
+        await until_locked(tmp_path / "alone")
+        tasks.append(asyncio.create_task(beside()))
+        await waits(tmp_path)
+        assert said == []
+    await asyncio.gather(*tasks)
+    assert sorted(said) == sorted(["one begins", "one ends", "other begins", "other ends", "beside"])
+    for name in ("one", "other"):
+        assert said.index(f"{name} ends") == said.index(f"{name} begins") + 1
+
+
+async def test_a_slot_that_is_left_is_another_s_meanwhile(tmp_path: Path) -> None:
+    slots = Slots(tmp_path, 1)
+    async with slots.hold() as slot:
+        slot.leave()
+        async with slots.hold():
+            pass
+        await slot.take()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2), slots.hold():
+                pytest.fail("the slot is taken")
+
+
+async def test_what_waits_for_a_slot_does_not_use_its_time_up(tmp_path: Path) -> None:
+    slots = Slots(tmp_path, 1)
+    free = asyncio.Event()
+    holding = asyncio.create_task(hold_until(free, slots))
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_later(3, free.set)
+    async with TimeLimit(2, 60) as limit, slots.hold():
+        assert free.is_set()
+    assert limit.waited > 0
+    await holding
+    with pytest.raises(TimeoutError):
+        async with TimeLimit(0.1, 60):
+            await asyncio.sleep(30)
+    async with slots.hold():
+        with pytest.raises(TimeoutError):
+            async with TimeLimit(0.1, 0.3), slots.hold():
+                pytest.fail("the slot is taken")
+
+
+def test_the_folder_of_slots_is_the_user_s_own(tmp_path: Path) -> None:
+    folder = slots_folder(tmp_path / "slots")
+    assert folder.stat().st_uid == os.geteuid()
+    assert folder.stat().st_mode & 0o077 == 0
