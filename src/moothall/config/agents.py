@@ -261,7 +261,7 @@ class GuardSettings(Section):
     policy_cache_seconds: float = Field(60.0, ge=0, description="how long a policy's answer to the same question stands")
     visits: int = Field(32, ge=1, description="workspaces that callers from outside have open at a time")
     tenant_visits: int | None = Field(
-        None, ge=1, description="of guard.visits, how many one tenant may have open; half of them where not set"
+        None, ge=1, description="of guard.visits, how many one tenant may have open; three quarters of them where not set"
     )
     visit_result_bytes: int = Field(20_000_000, ge=100_000, description="results that each such workspace keeps for repeats")
     visit_seconds: float = Field(900.0, gt=0, description="how long such a workspace stays open where its caller does not say")

@@ -141,7 +141,7 @@ class Visits:
     def _check_room(self, tenant: str) -> None:
         """Raise `RateLimited` if no further workspace may be opened, or none for this tenant: one tenant cannot take them all."""
         most = self._settings.visits
-        own_most = min(self._settings.tenant_visits or (most + 1) // 2, most)
+        own_most = min(self._settings.tenant_visits or most - most // 4, most)
         own = sum(visit.seat.tenant == tenant for visit in self._visits.values()) + self._opening[tenant]
         if own >= own_most:
             raise RateLimited(
