@@ -24,6 +24,7 @@ from rich.console import Console
 from benchmarks import agents, cluster, commands, growth, micro, results, scaling, soak, steps, tools
 from benchmarks.contest import RIVALS, contest, streamed
 from benchmarks.lending import transfer
+from benchmarks.machine import NOT_COUNTED
 from benchmarks.packs import SERVER, packs
 from benchmarks.pages import pages
 from benchmarks.readers import readers
@@ -173,6 +174,8 @@ ALONE: dict[str, Part] = {"soak": _soak, "cluster": _cluster}
 async def _measure(asked: argparse.Namespace) -> int:
     document = results.load()
     frame = results.frame(shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]), quick=asked.quick)
+    if not frame["counted"]:
+        console.print(NOT_COUNTED, style="red")
     chosen = asked.parts or list(PARTS)
     for name in chosen:
         with tempfile.TemporaryDirectory(prefix="mhb-") as folder:
@@ -180,7 +183,7 @@ async def _measure(asked: argparse.Namespace) -> int:
             document[name] = {**await part(Path(folder), asked), "frame": frame}
         results.save(document)
     into_docs = not asked.quick and not asked.dry
-    if "scaling" in document:
+    if "scaling" in document or "tools" in document:
         _tell(f"written: {scaling.write(document, into_docs=into_docs)}")
     written = write(document, into_docs=into_docs)
     _tell(f"written: {written}")

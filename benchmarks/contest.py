@@ -6,18 +6,23 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.environment import Rival, ensure, installed, rival
+from benchmarks.environment import Missing, Rival, ensure, ensure_restate, installed, rival
 from benchmarks.load import Run
 from benchmarks.machine import Held, Used
+from benchmarks.rivals.words import RESTATE_SERVER
 from benchmarks.served import GRAPH_LATER, Served, served
 from benchmarks.stub import Stub
 from benchmarks.workload import Case, measure
 
 OURS = "moothall"
-RIVALS = ("langgraph-sqlite", "autogen-core", "openai", "aiohttp")
+SYNCED = "moothall-synced"
+"""Moothall with `SYNCING`: each write is on the disk before it is acked."""
+SYNCING = {"MOOTHALL_BUS__SYNC_INTERVAL": "always"}
+RESTATE = "restate"
+RIVALS = (RESTATE, "langgraph-sqlite", "autogen-core", "openai", "aiohttp")
 PACKAGES = (
     "langgraph",
     "langgraph-checkpoint-sqlite",
@@ -27,6 +32,8 @@ PACKAGES = (
     "openai",
     "aiohttp",
     "uvloop",
+    "restate-sdk",
+    "hypercorn",
 )
 Tell = Callable[[str], None]
 
@@ -34,13 +41,14 @@ Tell = Callable[[str], None]
 @dataclass(frozen=True, slots=True)
 class Contest:
     """Runs by contender and case, one a round; what each held in memory at the end; what share of a core each part of Moothall used while
-    the others ran.
+    the others ran; rivals that were left out, and why.
     """
 
     runs: Mapping[str, Mapping[str, Sequence[Run]]]
     memory: Mapping[str, Held]
     idle_cpu: Used
     versions: Mapping[str, str]
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def cases(*, quick: bool) -> tuple[Case, ...]:
@@ -53,13 +61,16 @@ def cases(*, quick: bool) -> tuple[Case, ...]:
 async def contest(folder: Path, stub: Stub, names: Sequence[str], *, rounds: int, quick: bool, tell: Tell) -> Contest:
     """Run every case of every contender, round by round. Each has its first deliberations before anything is measured."""
     runs: dict[str, dict[str, list[Run]]] = {}
+    memory: dict[str, Held] = {}
     idle, waited = Used({}), 0.0
     async with AsyncExitStack() as stack:
         tell("starting the contenders")
         await stub.set(delay_ms=0, reset=1)
         python = await ensure() if names else Path()
+        ready = await _prepare(names, tell)
         house = await stack.enter_async_context(served(folder / "contest", stub.base_url, GRAPH_LATER))
-        rivals = [await stack.enter_async_context(rival(python, name, stub.base_url)) for name in names]
+        contexts = [rival(python, name, stub.base_url, ready.settings) for name in ready.names]
+        rivals = [await stack.enter_async_context(context) for context in contexts]
         await measure(house, stub, Case(0, 1, 3))
         for round_ in range(1, rounds + 1):
             for case in cases(quick=quick):
@@ -70,9 +81,54 @@ async def contest(folder: Path, stub: Stub, names: Sequence[str], *, rounds: int
                     runs.setdefault(other.name, {}).setdefault(case.name, []).append(await _measure(other, stub, case))
                 if rivals:
                     idle, waited = idle.plus(house.system.used().since(before)), waited + time.perf_counter() - began
-        memory = {OURS: house.system.held()} | {other.name: other.system.held() for other in rivals}
-        versions = await installed(python, PACKAGES) if names else {}
-    return Contest(runs, memory, idle.over(waited), versions)
+            tell(f"round {round_} of {rounds}: each write synced")
+            synced = await _measure_synced(folder / f"synced-{round_}", stub, cases(quick=quick))
+            memory[SYNCED] = synced.memory
+            for case_name, run in synced.runs.items():
+                runs.setdefault(SYNCED, {}).setdefault(case_name, []).append(run)
+        memory |= {OURS: house.system.held()}
+        memory |= {other.name: other.system.held() for other in rivals}
+        versions = ready.versions | await installed(python, PACKAGES) if names else {}
+    return Contest(runs, memory, idle.over(waited), versions, ready.left_out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """Rivals that can run here, with what they need, and those that cannot, with the reason."""
+
+    names: Sequence[str]
+    settings: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+async def _prepare(names: Sequence[str], tell: Tell) -> _Ready:
+    """Install what the rivals need beside their Python environment."""
+    if RESTATE not in names:
+        return _Ready(names)
+    try:
+        server, version = await ensure_restate()
+    except Missing as error:
+        tell(f"Restate is left out: {error}")
+        others = [name for name in names if name != RESTATE]
+        return _Ready(others, left_out={RESTATE: str(error)})
+    return _Ready(names, {RESTATE_SERVER: str(server)}, {"restate-server": version})
+
+
+@dataclass(frozen=True, slots=True)
+class _Synced:
+    """Runs of one round by case, and the memory at their end."""
+
+    runs: Mapping[str, Run]
+    memory: Held
+
+
+async def _measure_synced(folder: Path, stub: Stub, each: Sequence[Case]) -> _Synced:
+    """Run the cases on a server with `SYNCING`, and stop it: idle, it would cost the others CPU."""
+    async with served(folder, stub.base_url, GRAPH_LATER | SYNCING) as house:
+        await measure(house, stub, Case(0, 1, 3))
+        runs = {case.name: await measure(house, stub, case) for case in each}
+        return _Synced(runs, house.system.held())
 
 
 async def _measure(other: Rival, stub: Stub, case: Case) -> Run:

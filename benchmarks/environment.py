@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
+import platform
+import shutil
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,13 @@ from benchmarks.machine import System
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = ROOT / ".venv-bench"
 LOCK = ROOT / "requirements" / "bench.txt"
+RESTATE = ROOT / "requirements" / "restate"
+_RESTATE_SERVER = "@restatedev/restate-server"
+_NPM_MACHINES = {"x86_64": "x64", "aarch64": "arm64"}
+
+
+class Missing(Exception):
+    """What a rival needs and this machine lacks."""
 
 
 async def ensure() -> Path:
@@ -29,6 +39,31 @@ async def ensure() -> Path:
         await _run(str(python), "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(LOCK))
         stamp.write_text(wanted, encoding="ascii")
     return python
+
+
+async def ensure_restate(place: Path = PLACE / "restate") -> tuple[Path, str]:
+    """Return Restate's server and its version; install what its lock file says if it is not there.
+
+    Raises `Missing` if it cannot be installed.
+    """
+    machine = platform.machine()
+    system = f"{sys.platform}-{_NPM_MACHINES.get(machine, machine)}"
+    lock, installed = RESTATE / "package-lock.json", place / "package-lock.json"
+    server = place / "node_modules" / f"{_RESTATE_SERVER}-{system}" / "bin" / "restate-server"
+    if not (server.exists() and installed.read_bytes() == lock.read_bytes()):
+        if not shutil.which("npm"):
+            raise Missing("its server is an npm package and npm is missing; install Node.js with npm")
+        shutil.copytree(RESTATE, place, dirs_exist_ok=True)
+        try:
+            options = ("--ignore-scripts", "--no-audit", "--no-fund")
+            await _run("npm", "ci", "--prefix", str(place), *options)
+        except RuntimeError as error:
+            raise Missing(f"its server cannot be installed: {error}") from error
+        if not server.exists():
+            raise Missing(f"its server is not published for {system}")
+    packages = json.loads(lock.read_text(encoding="utf-8"))["packages"]
+    version = packages[f"node_modules/{_RESTATE_SERVER}"]["version"]
+    return server, str(version)
 
 
 async def _run(*command: str) -> None:
@@ -54,7 +89,7 @@ class Rival:
 
     @property
     def system(self) -> System:
-        """Its processes: one."""
+        """Its processes: one, and the servers that it started."""
         return System(self.process.pid)
 
     async def run(self, **asked: float) -> Run:
@@ -70,8 +105,8 @@ class Rival:
 
 
 @asynccontextmanager
-async def rival(python: Path, name: str, url: str) -> AsyncIterator[Rival]:
-    """Start one; it ends with the context."""
+async def rival(python: Path, name: str, url: str, env: Mapping[str, str]) -> AsyncIterator[Rival]:
+    """Start one; it ends with the context. `env` is added to the environment."""
     process = await asyncio.create_subprocess_exec(
         str(python),
         "-m",
@@ -79,6 +114,7 @@ async def rival(python: Path, name: str, url: str) -> AsyncIterator[Rival]:
         name,
         url,
         cwd=ROOT,
+        env=os.environ | env,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=2**24,

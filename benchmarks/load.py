@@ -77,7 +77,8 @@ async def taking_turns(ways: Sequence[tuple[Act, Probe]], count: int) -> tuple[R
 
 
 def _added(runs: Sequence[Run]) -> Run:
-    cpu = {part: sum(run.cpu[part] for run in runs) for part in runs[0].cpu}
+    parts = {part for run in runs for part in run.cpu}
+    cpu = {part: sum(run.cpu.get(part, 0.0) for run in runs) for part in sorted(parts)}
     waits = tuple(wait for run in runs for wait in run.waits)
     return Run(1, len(waits), sum(run.seconds for run in runs), waits, cpu)
 

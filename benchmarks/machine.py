@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import os
 import platform
 import re
+import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from benchmarks.accounting import CpuGroup, process_seconds
+
+NOT_COUNTED = (
+    "CPU of ended processes is not counted: no control group can be made. Run as root, "
+    "or in a delegated group: systemd-run --user --scope -p Delegate=yes scripts/bench"
+)
+_SERVING = ("serve", "host", "bus", "ray")
+"""Parts whose processes live as long as the system. The rest is what its group counts beside them."""
 _MARKS = (
     ("bus", ("nats-server",)),
     ("host", ("HostActor", "HostMain")),
@@ -24,7 +34,11 @@ _MARKS = (
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """CPU seconds by part, ended children of living processes included."""
+    """CPU seconds by part.
+
+    `sandbox` is what the system used beside its living parts: sandboxes, tests, git, and all
+    processes that ended. It is nan, and so is the total, if no control group counts it.
+    """
 
     cpu: Mapping[str, float]
 
@@ -58,34 +72,31 @@ class Held:
 
 @dataclass(slots=True)
 class System:
-    """The processes of one system: those below `root`, itself included, without those below `apart`."""
+    """The processes of one system: `root` and those below it. `group` counts their CPU."""
 
     root: int
-    apart: frozenset[int] = field(default_factory=frozenset)
+    group: CpuGroup | None = None
 
     def processes(self) -> list[tuple[str, psutil.Process]]:
         """Every living process and the part that it is."""
         found = []
         root = psutil.Process(self.root)
         for process in (root, *root.children(recursive=True)):
-            if process.pid not in self.apart:
-                try:
-                    found.append(("serve" if process.pid == self.root else part_of(process), process))
-                except psutil.Error:
-                    continue
+            try:
+                found.append(("serve" if process.pid == self.root else part_of(process), process))
+            except psutil.Error:
+                continue
         return found
 
     def used(self) -> Used:
-        """CPU seconds so far."""
+        """Return the CPU seconds so far."""
         cpu: defaultdict[str, float] = defaultdict(float)
         for part, process in self.processes():
-            try:
-                times = process.cpu_times()
-            except psutil.Error:
-                continue
-            # A child's seconds come to its parent when it was waited for: nothing is counted twice.
-            cpu[part] += times.user + times.system + times.children_user + times.children_system
-        return Used(dict(cpu))
+            if part in _SERVING:
+                with suppress(ProcessLookupError):
+                    cpu[part] += process_seconds(process.pid)
+        whole = self.group.seconds() if self.group else math.nan
+        return Used({**cpu, "sandbox": whole - sum(cpu.values())})
 
     def held(self) -> Held:
         """Memory and descriptors now."""
@@ -134,7 +145,19 @@ def describe() -> dict[str, str]:
         "memory": f"{memory:.0f} GiB",
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "build": build_of(platform.python_compiler(), sysconfig.get_config_vars()),
     }
+
+
+def build_of(compiler: str, config: Mapping[str, object]) -> str:
+    """Return how an interpreter was built, from its compiler and its `sysconfig` variables."""
+    arguments = str(config.get("CONFIG_ARGS") or "")
+    flags = str(config.get("PY_CFLAGS") or config.get("CFLAGS") or "")
+    levels = re.findall(r"(?<!\S)-O\w+", flags)
+    kind = "debug build" if config.get("Py_DEBUG") else "release build"
+    steps = ("PGO", "--enable-optimizations"), ("LTO", "--with-lto")
+    named = [f"{'with' if re.search(f'{flag}(?!=no)', arguments) else 'no'} {step}" for step, flag in steps]
+    return ", ".join((compiler.strip(), kind, levels[-1] if levels else "no -O", *named))
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:

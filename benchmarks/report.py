@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contest import OURS
+from benchmarks.contest import OURS, RESTATE, SYNCED
+from benchmarks.machine import NOT_COUNTED
 from benchmarks.picture import bars
 from benchmarks.results import PLACE
 from benchmarks.targets import targets
@@ -15,10 +17,27 @@ from benchmarks.targets import targets
 _NOTES = Path(__file__).resolve().parent / "notes.md"
 """Why something isn't reached, by people who looked into it: it goes below the table as it is."""
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
-_OF_ALL, _APART = {"", "What it must reach", "How to run it"}, {"In a cluster", "A long day"}  # measured by themselves
+_HEAD, _REACHED, _HOW = "", "What it must reach", "How to run it"
+_APART = {"In a cluster", "A long day"}  # measured by themselves
+_OLDER = "Sections that this run did not measure are older; the last section lists the runs."
+_DURABLE = """Moothall, Restate and LangGraph with SQLite take up work after a crash of their
+processes; the others keep nothing. A power loss, or a crash of the operating system, is another
+matter. By default the bus of Moothall hands each write to the operating system before it acks it,
+and syncs it to the disk at most `bus.sync_interval` (two minutes) later: a power loss can take what
+was written since, answers that callers have included. "Each write synced" is
+`bus.sync_interval=always`: the bus syncs a write before it acks it, as Restate does with each step
+and LangGraph with each checkpoint, and a power loss takes nothing that was acked
+([recovery](recovery.md#a-power-loss)). Moothall alone has a ranking and budgets; Moothall and
+Restate have callers in other processes."""
+_RUN = re.compile(r"`python -m benchmarks[^`]*` \(\d{4}-\d\d-\d\d\)")
+_PARTS = {"sandbox": "sandboxes, git and what ended"}
+_COUNTED = """CPU is counted by a control group, over *all* its processes: serve, host, bus, Ray's
+own, sandboxes and tests, with those that ended or were killed."""
 _NAMES = {
     "moothall": "**Moothall**",
-    "langgraph-sqlite": "LangGraph with SQLite",
+    SYNCED: "**Moothall**, each write synced",
+    RESTATE: "Restate, each step synced",
+    "langgraph-sqlite": "LangGraph with SQLite, each checkpoint synced",
     "langgraph": "LangGraph, nothing kept",
     "autogen-core": "AutoGen core, nothing kept",
     "openai": "the OpenAI SDK alone",
@@ -64,16 +83,54 @@ def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
 
 
 def laid_over(old: str, new: str) -> str:
-    """Return a page in which sections that only the older one has stay, as where parts were measured on another machine. What is said of
-    all of it, at its head and its end, stays too unless all that it speaks of is measured anew; a section that is new to it goes before the last.
+    """Lay a new page over an older one; sections that were not measured again stay.
+
+    The head, the targets and the list of runs cover all sections: rows and runs that the new page
+    does not replace stay in them. The parts in `_APART` do not touch them: they name their machine.
     """
     was, now = _sections(old), _sections(new)
     if was.keys() <= now.keys():
         return new
     *kept, last = was
     order = [*kept, *(title for title in now if title not in was), last]
-    measured = {title: text for title, text in now.items() if title not in _OF_ALL or was.keys() - now.keys() <= _APART}
-    return "".join({**was, **measured}[title] for title in order).rstrip() + "\n"
+    if not was.keys() - now.keys() <= _APART:
+        if now.keys() - {_HEAD, _REACHED, _HOW} <= _APART:
+            now = {title: text for title, text in now.items() if title in _APART}
+        else:
+            now[_HEAD] = f"{now[_HEAD].rstrip()} {_OLDER}\n\n"
+            now[_REACHED] = _rows_added(now[_REACHED], was.get(_REACHED, ""))
+            now[_HOW] = _runs_added(now[_HOW], was.get(_HOW, ""))
+    return "".join({**was, **now}[title] for title in order).rstrip() + "\n"
+
+
+def with_rows(page: str, rows: Mapping[str, str]) -> str:
+    """Put rows of tables into a page in place of those that begin with the same cell."""
+    return "\n".join(rows.get(_cell(line), line) for line in page.split("\n"))
+
+
+def _cell(line: str) -> str:
+    """Return the first cell of a table's row, or nothing."""
+    return line[2:].partition(" | ")[0] if line.startswith("| ") else ""
+
+
+def _rows_added(new: str, old: str) -> str:
+    """Return the new section with the rows that only the old one has, in that one's order."""
+    rows = {_cell(line): line for line in new.split("\n") if _cell(line).strip()}
+    table_of_old = [line for line in with_rows(old, rows).split("\n") if line.startswith("|")]
+    known = {_cell(line) for line in table_of_old}
+    merged = [*table_of_old, *(line for cell, line in rows.items() if cell not in known)]
+    before, _, rest = new.partition("|")
+    after = [line for line in rest.split("\n")[1:] if not line.startswith("|")]
+    return "\n".join([before.rstrip("\n") + "\n", *merged, *after])
+
+
+def _runs_added(new: str, old: str) -> str:
+    """Return the new section with the runs of the old one, and its rivals if none ran this time."""
+    runs, older = (_RUN.findall(text) for text in (new, old))
+    text = new.replace(", ".join(runs), ", ".join(dict.fromkeys([*runs, *older])), 1)
+    if text.rstrip().endswith("Rivals: .") and "Rivals: " in old:
+        text = text.rstrip().removesuffix("Rivals: .") + old[old.index("Rivals: ") :]
+    return text
 
 
 def _sections(page: str) -> dict[str, str]:
@@ -91,13 +148,20 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def figure(value: float) -> str:
     """Three digits that matter."""
+    if math.isnan(value):
+        return "not measured"
     if value >= 100:  # noqa: PLR2004 - three digits
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.3g}"  # noqa: PLR2004 - as above
 
 
+def fixed(value: float, digits: int) -> str:
+    """So many digits behind the point."""
+    return "not measured" if math.isnan(value) else f"{value:.{digits}f}"
+
+
 def _plain(name: str) -> str:
-    return _NAMES.get(name, name).strip("*").partition(":")[0]
+    return _NAMES.get(name, name).replace("**", "").partition(":")[0]
 
 
 def _frame(document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -108,15 +172,17 @@ def _head(document: Mapping[str, Any]) -> str:
     frame = _frame(document)
     machine = frame.get("machine", {})
     quick = "\n\n**These are short runs, made to see that everything works: they say nothing.**" if frame.get("quick") else ""
+    counted = _COUNTED if frame.get("counted") else NOT_COUNTED
     return f"""# Benchmarks
 
 Written by `scripts/bench` on {frame.get("date")}: {machine.get("cores")} cores ({machine.get("processor")}), {machine.get("memory")},
-Linux {machine.get("kernel")}, Python {machine.get("python")}. Run it again on yours; ratios travel better than figures.{quick}
+Linux {machine.get("kernel")}, Python {machine.get("python")} ({machine.get("build")}).
+Run it again on yours; ratios travel better than figures.{quick}
 
 The work: **one deliberation = three seats propose, each reviews another's proposal, all revise: nine model calls**, three of them
 one behind the other. The model is a stub in a process of its own that answers after 0, 50 or 500 ms and is never the bottleneck.
-Moothall runs as its users run it: `moothall serve` with the embedded bus on the disk, hosts placed by Ray, one unary gRPC call a
-deliberation from another process. CPU is counted over *all* its processes: serve, host, bus and Ray's own."""
+Moothall runs as its users run it: `moothall serve` with the embedded bus, hosts placed by Ray, one
+unary gRPC call a deliberation from another process. {counted}"""
 
 
 def _reached(document: Mapping[str, Any]) -> str:
@@ -143,7 +209,7 @@ def _text(text: Mapping[str, Any]) -> str:
             figure(found["rate"]),
             "" if name == OURS else f"{found['faster']:.2f}",
             figure(found["cpu_ms"]),
-            "" if name == OURS else f"{found['cheaper']:.2f}",
+            "" if name == OURS else fixed(found["cheaper"], 2),
             figure(sum(text["memory"][name]["pss"].values())),
         )
         for name, found in _crowd(text).items()
@@ -168,24 +234,39 @@ def _text(text: Mapping[str, Any]) -> str:
             over = f"{found['wait'] * 1000 / (text['phases'] * delay):.3f}" if delay else ""
             alone.append((case, _NAMES.get(name, name), figure(found["wait"] * 1000), over, figure(found["cpu_ms"])))
     own = _crowd(text)[OURS]
-    parts = ", ".join(f"{part} {figure(value)}" for part, value in own["parts_ms"].items())
+    parts = _parts(own["parts_ms"])
     memory = ", ".join(f"{part} {figure(value)}" for part, value in text["memory"][OURS]["pss"].items())
     rounds = own["rounds"]
+    idle = {part: share * 100 for part, share in text["idle_cpu"].items()}
     return f"""## Beside others, on the same stub
 
 ![Deliberations a second](benchmarks.svg)
 
 {crowd}
 
-Medians of {rounds} rounds, contenders in turn within a round; ratios are of the same round. Of the table only Moothall and LangGraph
-with SQLite can take up work after a crash; Moothall alone has each event on the disk, a ranking, budgets, and callers in other
-processes. The others are called within their own process, and that process is all of their CPU; Moothall's caller uses
-{figure(own["caller_ms"])} ms more and the stub {figure(own["stub_ms"])} ms in either case. While the others ran, the idle Moothall used
-{sum(text["idle_cpu"].values()) * 100:.1f} % of a core, {text["idle_cpu"].get("ray", 0.0) * 100:.1f} of them Ray's own.
+Medians of {rounds} rounds, contenders in turn within a round; ratios are of the same round.
+The others are called within their own process, and that process, with the server that it started,
+is all of their CPU; Moothall's caller uses {figure(own["caller_ms"])} ms more and the stub
+{figure(own["stub_ms"])} ms in either case. While the others ran, the idle Moothall used {fixed(sum(idle.values()), 1)} % of a core,
+{fixed(idle.get("ray", 0.0), 1)} of them Ray's own. {_left_out(text)}
+
+{_DURABLE}
 
 Moothall's CPU, ms a deliberation: {parts}. Its memory, PSS in MB: {memory}.
 
 {table(("one at a time", "", "wall ms", "over critical path", "CPU ms"), alone)}"""
+
+
+def _left_out(text: Mapping[str, Any]) -> str:
+    """Name the rivals that did not run, and why."""
+    reasons = text.get("left_out", {}).items()
+    return " ".join(f"{_plain(name).partition(',')[0]} did not run: {reason}." for name, reason in reasons)
+
+
+def _parts(parts: Mapping[str, float]) -> str:
+    """List parts and their figures. The kernel's two clocks may differ by a hair: never below 0."""
+    named = {_PARTS.get(part, part): value for part, value in parts.items()}
+    return ", ".join(f"{part} {figure(value if math.isnan(value) else max(value, 0.0))}" for part, value in named.items())
 
 
 def _tools(found: Mapping[str, Any]) -> str:
@@ -193,6 +274,7 @@ def _tools(found: Mapping[str, Any]) -> str:
     own = alone["wait"] - found["critical"]
     ways = {"one at a time": alone, "one at a time, believed": believed, f"{together['at_once']} at once": together}
     rows = [(name, figure(run["wait"]), figure(run["cpu_ms"] / 1000), figure(run["rate"])) for name, run in ways.items()]
+    parts = _parts({part: value / 1000 for part, value in alone["parts_ms"].items()})
     return f"""## With tools
 
 Three seats, three turns each, in a sandbox each, on a small repository: look, write something wrong and see the test fail, mend it and
@@ -201,7 +283,9 @@ model calls of {found["delay_ms"]} ms and three runs of the tests, which alone a
 Of the wall time one at a time {figure(own)} s are not on that path: three seats test at the same time on these cores, sandboxes start, diffs are made and applied.
 What would win is put to the counter-proof and to a second process (docs/evidence.md): {figure(alone["wait"] - believed["wait"])} s and {figure((alone["cpu_ms"] - believed["cpu_ms"]) / 1000)} CPU s more than where green tests are believed.
 
-{table(("", "wall s", "CPU s, tests included", "a second"), rows)}"""
+{table(("", "wall s", "CPU s, tests included", "a second"), rows)}
+
+CPU seconds of one, one at a time: {parts}."""
 
 
 def _growth(found: Mapping[str, Any]) -> str:
@@ -303,7 +387,7 @@ def _readers(found: Mapping[str, Any]) -> str:
         (
             words,
             *(figure(found[f"{name}_{what}"]) for name in ("without", "with")),
-            f"{found[f'with_{what}'] / found[f'without_{what}']:.2f}",
+            fixed(found[f"with_{what}"] / found[f"without_{what}"], 2),
         )
         for words, what in (
             ("deliberations a second", "rate"),
@@ -395,6 +479,8 @@ def _how(document: Mapping[str, Any]) -> str:
 
 `scripts/bench` measures all of it in about a quarter of an hour and writes this file and docs/scaling.md; `scripts/bench --quick` shows in two that it works;
 `scripts/bench text growth` measures parts; `scripts/soak` runs the long day. The rivals live in `benchmarks/rivals/`, each written as
-its documentation recommends, on uvloop, in an environment of their own (`requirements/bench.txt`).
+its documentation recommends, on uvloop and the same interpreter, in an environment of their own
+(`requirements/bench.txt`). Restate's server comes from npm (`requirements/restate`); it is left out
+if npm is missing.
 
 Last run: {", ".join(commands)}. Moothall with {ours}. Rivals: {theirs}."""

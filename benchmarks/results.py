@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.accounting import may_count
 from benchmarks.contest import OURS, Contest
 from benchmarks.growth import Grown
 from benchmarks.load import Run
@@ -42,6 +43,7 @@ def frame(command: str, *, quick: bool) -> dict[str, Any]:
         "command": command,
         "quick": quick,
         "machine": describe(),
+        "counted": may_count(),
         "versions": versions(_OURS),
     }
 
@@ -81,6 +83,7 @@ def of_contest(found: Contest) -> dict[str, Any]:
         "memory": {name: of_held(held) for name, held in found.memory.items()},
         "idle_cpu": dict(found.idle_cpu.cpu),
         "versions": dict(found.versions),
+        "left_out": dict(found.left_out),
         "phases": PHASES,
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -11,7 +12,7 @@ from typing import Any
 
 from benchmarks.capacity import PHASES, Demand, Fleet, bound, hosts_for, simulate
 from benchmarks.load import Run
-from benchmarks.report import figure, table
+from benchmarks.report import figure, table, with_rows
 from benchmarks.results import PLACE
 from benchmarks.spread import crowd, demand_of, may_slice, spread
 from benchmarks.stub import running_stub
@@ -25,7 +26,9 @@ _TURNS = 3
 """Of each house with each crowd, so that what else the machine does is the same for both."""
 _A_DAY, _PEAK = 1_000_000, 5.0
 _TOKENS, _SERVER_TOKENS = 400, 2_500
+_RATE = _A_DAY / 86_400 * _PEAK
 _BUSY = 0.7
+_WITH_TOOLS = "the same with tools and tests, on hosts' machines"
 
 
 async def measure(folder: Path, *, seconds: float, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -72,11 +75,19 @@ def _middle(found: Sequence[Demand]) -> Demand:
 
 
 def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
-    """Write the page into docs/, or beside the results; return where it is."""
-    found = document["scaling"]
-    demand = Demand(**found["demand"])
+    """Write the page into docs/, or beside the results; return where it is.
+
+    Where only deliberations with tools were measured, their row alone is written anew.
+    """
     path = (_DOCS if into_docs else PLACE.parent) / "scaling.md"
-    path.write_text("\n\n".join((_head(found), _held(found), _day(document, demand))) + "\n", encoding="utf-8")
+    if "scaling" in document:
+        found = document["scaling"]
+        parts = (_head(found), _held(found), _day(document, Demand(**found["demand"])))
+        page = "\n\n".join(parts) + "\n"
+    else:
+        row = f"| {_WITH_TOOLS} | {cores_with_tools(document)} |"
+        page = with_rows((_DOCS / "scaling.md").read_text(encoding="utf-8"), {_WITH_TOOLS: row})
+    path.write_text(page, encoding="utf-8")
     return path
 
 
@@ -124,7 +135,7 @@ constants come from the first line alone.
 
 
 def _day(document: Mapping[str, Any], demand: Demand) -> str:
-    rate = _A_DAY / 86_400 * _PEAK
+    rate = _RATE
     graph = _graph_ms(document)
     rows = [
         (
@@ -143,8 +154,7 @@ def _day(document: Mapping[str, Any], demand: Demand) -> str:
         ),
     ]
     if "tools" in document:
-        cores = rate * document["tools"]["together"]["cpu_ms"] / 1000
-        rows.append(("the same with tools and tests, on hosts' machines", f"{cores:,.0f} cores"))
+        rows.append((_WITH_TOOLS, cores_with_tools(document)))
     return f"""## What {_A_DAY:,} a day take
 
 {_A_DAY / 86_400:.1f} a second on average; planned for a peak {_PEAK:g} times that, {rate:.0f} a second, nine calls each and {_TOKENS} tokens an answer:
@@ -154,6 +164,14 @@ def _day(document: Mapping[str, Any], demand: Demand) -> str:
 Model servers are what a day costs, then the tests that a council runs; Moothall itself is a small part of one machine. More hosts (`ray.hosts`,
 one Ray node each) take more work without a word to anybody: they pull it. Where {1000 / demand.serve_ms:,.0f} a second are too few for one
 serve, its roles become processes of their own, doors and collectors as many as are wanted (docs/operating.md); the graph has one writer."""
+
+
+def cores_with_tools(document: Mapping[str, Any]) -> str:
+    """Return the cores that deliberations with tools take at the peak, run alone and together."""
+    runs = [document["tools"][name]["cpu_ms"] / 1000 for name in ("alone", "together")]
+    if any(math.isnan(seconds) for seconds in runs):
+        return "not measured"
+    return " to ".join(dict.fromkeys(f"{_RATE * seconds:,.0f}" for seconds in sorted(runs))) + " cores"
 
 
 def _graph_ms(document: Mapping[str, Any]) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc.aio
 
+from benchmarks.accounting import cpu_group
 from benchmarks.machine import System
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
@@ -74,31 +75,29 @@ async def served(data_dir: Path, base_url: str, settings: Mapping[str, str] | No
         "MOOTHALL_LOG__LEVEL": "warning",
         **(settings or {}),
     }
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "moothall",
-        "serve",
-        "--port",
-        "0",
-        env=kept | ours,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C is for us: we end it
-    )
-    try:
-        address = await _address(process)
-        if process.stderr is None:
-            raise AssertionError("asked for a pipe")
-        drain = asyncio.ensure_future(process.stderr.read())
-        async with grpc.aio.insecure_channel(address) as channel:
-            token = (data_dir / "token").read_text(encoding="ascii").strip()
-            yield Served(System(process.pid), data_dir, address, channel, OrchestratorServiceStub(channel), token)
-        await _end(process)
-        await drain
-    finally:
-        await _end(process)
+    command = (sys.executable, "-m", "moothall", "serve", "--port", "0")
+    async with cpu_group() as group:
+        process = await asyncio.create_subprocess_exec(
+            *(group.command(*command) if group else command),
+            env=kept | ours,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for us: we end it
+        )
+        try:
+            address = await _address(process)
+            if process.stderr is None:
+                raise AssertionError("asked for a pipe")
+            drain = asyncio.ensure_future(process.stderr.read())
+            async with grpc.aio.insecure_channel(address) as channel:
+                token = (data_dir / "token").read_text(encoding="ascii").strip()
+                stub = OrchestratorServiceStub(channel)
+                yield Served(System(process.pid, group), data_dir, address, channel, stub, token)
+            await _end(process)
+            await drain
+        finally:
+            await _end(process)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -119,5 +120,7 @@ def targets(document: Mapping[str, Any]) -> Iterator[Target]:
         try:
             value = read(document)
         except KeyError:
+            continue
+        if math.isnan(value):
             continue
         yield Target(what, must, aim, value, unit, sense)

@@ -12,9 +12,12 @@ import json
 import logging
 import resource
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import uvloop
 
+from benchmarks.accounting import process_seconds
 from benchmarks.load import in_turn, side_by_side
 
 RIVALS = {
@@ -23,12 +26,19 @@ RIVALS = {
     "langgraph": "benchmarks.rivals.graph:open_graph",
     "langgraph-sqlite": "benchmarks.rivals.graph:open_durable_graph",
     "autogen-core": "benchmarks.rivals.autogen:open_autogen",
+    "restate": "benchmarks.rivals.restate:open_restate",
 }
 
 
 def _cpu() -> dict[str, float]:
+    """Return the CPU seconds of this process and of the servers that it started."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    return {"process": used.ru_utime + used.ru_stime}
+    servers = 0.0
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in children.read_text(encoding="ascii").split():
+            with suppress(ProcessLookupError):
+                servers += process_seconds(int(pid))
+    return {"process": used.ru_utime + used.ru_stime, "server": servers}
 
 
 async def _serve(name: str, url: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 SEATS = (1, 2, 3)
 MODEL = "stub"
 KEY = "none"
+RESTATE_SERVER = "BENCHMARKS_RESTATE_SERVER"
+"""The environment variable that names Restate's server."""
 TASK = (
     "Design the queue between our order page and the warehouse: what happens when it is full, when a worker dies, "
     "and what an operator watches."

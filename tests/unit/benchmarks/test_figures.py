@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,8 @@ import pytest
 
 from benchmarks.load import Run, in_turn, side_by_side
 from benchmarks.picture import bars
-from benchmarks.report import figure, laid_over, table
+from benchmarks.report import figure, laid_over, table, with_rows
+from benchmarks.scaling import cores_with_tools
 from benchmarks.soak import slope
 from benchmarks.stub import running_stub
 from benchmarks.targets import targets
@@ -128,6 +130,91 @@ much
 
 so
 """
+
+
+_WHOLE = """# Benchmarks
+
+Written on Monday.
+
+## What it must reach
+
+|  | must | aim | measured | reached |
+|---|---:|---:|---:|---:|
+| rate | ≥ 150 |  | 160 | yes |
+| persisted, p50 | ≤ 1 ms |  | 0.1 ms | yes |
+
+A note.
+
+## With tools
+
+1
+
+## How it grows
+
+2
+
+## How to run it
+
+So.
+
+Last run: `python -m benchmarks` (2026-11-01). Moothall with ray 1. Rivals: openai 2.
+"""
+_PART = """# Benchmarks
+
+Written on Friday.
+
+## What it must reach
+
+|  | must | aim | measured | reached |
+|---|---:|---:|---:|---:|
+| rate | ≥ 150 |  | 140 | **no** |
+| idle |  | ≤ 1 % | 2 % | no |
+
+Another note.
+
+## With tools
+
+3
+
+## How to run it
+
+So it is.
+
+Last run: `python -m benchmarks tools` (2026-11-09). Moothall with ray 2. Rivals: .
+"""
+
+
+def test_a_part_that_was_measured_again_renews_what_is_said_of_all() -> None:
+    page = laid_over(_WHOLE, _PART)
+    assert "Written on Friday. Sections that this run did not measure are older" in page
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    assert rows[1:] == [
+        "| rate | ≥ 150 |  | 140 | **no** |",
+        "| persisted, p50 | ≤ 1 ms |  | 0.1 ms | yes |",
+        "| idle |  | ≤ 1 % | 2 % | no |",
+    ]
+    assert "\n\nAnother note.\n\n## With tools\n\n3\n\n## How it grows\n\n2\n\n## How to run it" in page
+    runs = "`python -m benchmarks tools` (2026-11-09), `python -m benchmarks` (2026-11-01)"
+    assert page.endswith(f"So it is.\n\nLast run: {runs}. Moothall with ray 2. Rivals: openai 2.\n")
+    assert laid_over(page, _PART) == page
+
+
+def test_what_no_control_group_counted_is_not_claimed() -> None:
+    case = {"moothall": {"rate": 200.0, "cpu_ms": math.nan, "wait": 0.2}}
+    cases = {"50 ms, 64 at once": case, "50 ms, 1 at once": case}
+    names = [target.what for target in targets({"text": {"phases": 3, "cases": cases}})]
+    assert "deliberations a second, 64 at once, 50 ms" in names
+    assert "CPU of one over all processes, 64 at once" not in names
+
+
+def test_cores_for_tools_follow_from_what_was_measured() -> None:
+    def document(alone: float, together: float) -> dict[str, object]:
+        return {"tools": {"alone": {"cpu_ms": alone}, "together": {"cpu_ms": together}}}
+
+    assert cores_with_tools(document(6900, 8100)) == "399 to 469 cores"
+    assert cores_with_tools(document(1000, math.nan)) == "not measured"
+    page = "| bus | 0.1 |\n| tools | 110 cores |\n\ntext\n"
+    assert with_rows(page, {"tools": "| tools | 400 cores |"}) == page.replace("110", "400")
 
 
 def test_a_part_that_was_measured_elsewhere_stays_in_the_page() -> None:

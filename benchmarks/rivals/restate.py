@@ -1,0 +1,142 @@
+"""Restate: a server that journals each step to its disk, and a service that it calls over HTTP/2."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import restate
+from hypercorn.asyncio import serve
+from hypercorn.config import Config
+
+from benchmarks.rivals import words
+
+_START_SECONDS = 60
+_STREAMS = 1000
+
+
+@asynccontextmanager
+async def open_restate(url: str) -> AsyncIterator[Callable[[], Awaitable[str]]]:
+    """Start the server on an empty directory and register the service with it.
+
+    Each call of the model is a journaled step.
+    """
+    ports = iter(_free_ports(4))
+    service_port, ingress, admin, node = (next(ports) for _ in range(4))
+    async with AsyncExitStack() as stack:
+        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        http = await stack.enter_async_context(session)
+        await stack.enter_async_context(_served(_app(http, url), service_port))
+        await stack.enter_async_context(_server(ingress, admin, node))
+        service = f"http://127.0.0.1:{service_port}"
+        await _register(http, f"http://127.0.0.1:{admin}/deployments", service)
+        address = f"http://127.0.0.1:{ingress}/council/deliberate"
+
+        async def deliberate() -> str:
+            async with http.post(address, json=0) as response:
+                response.raise_for_status()
+                return str(await response.json())
+
+        yield deliberate
+
+
+def _app(http: aiohttp.ClientSession, url: str) -> object:
+    council = restate.Service("council")
+
+    async def ask(text: str) -> str:
+        messages = [{"role": "system", "content": words.SYSTEM}, {"role": "user", "content": text}]
+        body = {"model": words.MODEL, "messages": messages}
+        async with http.post(f"{url}/chat/completions", json=body) as response:
+            document = await response.json()
+        return str(document["choices"][0]["message"]["content"])
+
+    async def all_of(ctx: restate.Context, step: str, texts: Iterable[str]) -> list[str]:
+        named = ((f"{step} {number}", text) for number, text in enumerate(texts))
+        calls = [ctx.run_typed(name, ask, text=text) for name, text in named]
+        await restate.gather(*calls)
+        return [await call for call in calls]
+
+    @council.handler()
+    async def deliberate(ctx: restate.Context, _: int) -> str:
+        own = await all_of(ctx, "propose", (words.propose(seat) for seat in words.SEATS))
+        proposals = dict(zip(words.SEATS, own, strict=True))
+        others = [words.reviewed_by(seat) for seat in words.SEATS]
+        found = await all_of(ctx, "review", (words.review(proposals[other]) for other in others))
+        reviews = dict(zip(others, found, strict=True))
+        again = [words.revise(proposals[seat], reviews[seat]) for seat in words.SEATS]
+        return max(await all_of(ctx, "revise", again))
+
+    return restate.app([council])
+
+
+@asynccontextmanager
+async def _served(app: object, port: int) -> AsyncIterator[None]:
+    """Serve the service with hypercorn in this process, as the SDK's documentation does."""
+    config, stop = Config(), asyncio.Event()
+    config.bind = [f"127.0.0.1:{port}"]
+    config.loglevel = "ERROR"
+    config.h2_max_concurrent_streams = _STREAMS
+    config.keep_alive_max_requests = 10**9
+    serving = asyncio.ensure_future(serve(app, config, shutdown_trigger=stop.wait, mode="asgi"))
+    try:
+        yield
+    finally:
+        stop.set()
+        await serving
+
+
+@asynccontextmanager
+async def _server(ingress: int, admin: int, node: int) -> AsyncIterator[None]:
+    """Run the server on a directory that goes with the context, with defaults but for addresses."""
+    with tempfile.TemporaryDirectory(prefix="mh-rival-", ignore_cleanup_errors=True) as folder:
+        settings = {
+            "RESTATE_BIND_ADDRESS": f"127.0.0.1:{node}",
+            "RESTATE_INGRESS__BIND_ADDRESS": f"127.0.0.1:{ingress}",
+            "RESTATE_ADMIN__BIND_ADDRESS": f"127.0.0.1:{admin}",
+            "RESTATE_BASE_DIR": folder,
+            "RESTATE_LOG_FILTER": "error",
+            "RESTATE_DISABLE_TELEMETRY": "true",
+        }
+        with (Path(folder) / "log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                os.environ[words.RESTATE_SERVER],
+                "--node-name",
+                "benchmark",
+                env=os.environ | settings,
+                cwd=folder,
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            yield
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+async def _register(http: aiohttp.ClientSession, admin: str, service: str) -> None:
+    """Tell the server where the service is, as soon as it hears."""
+    async with asyncio.timeout(_START_SECONDS):
+        while True:
+            try:
+                async with http.post(admin, json={"uri": service}) as response:
+                    if response.ok:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.1)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
