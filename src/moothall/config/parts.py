@@ -97,7 +97,11 @@ class BusSettings(Section):
     credentials: SecretStr | None = Field(None, description="a NATS user's token and seed, the text of a .creds file")
     credentials_file: Path | None = None
     replicas: int = Field(1, ge=1, le=5)
-    sync_interval: str = Field("2m", description="how often the embedded server syncs to disk; 'always' costs 0.6 ms a write")
+    sync_interval: str = Field(
+        "2m",
+        description="how often the embedded server syncs to disk: a power loss can take what was "
+        "acked since; 'always': before each ack",
+    )
     blob_bytes: int = Field(256_000, ge=1024, description="larger payload fields go to the object store")
     max_deliver: int = Field(5, ge=1)
     ack_wait_seconds: float = Field(10.0, gt=0)
