@@ -83,7 +83,8 @@ def make_cpu_group(root: Path = _ROOT) -> CpuGroup | None:
     for parent in _parents(root):
         group = CpuGroup(parent / f"moothall-bench-{os.getpid()}-{next(_numbers)}")
         try:
-            group.members.mkdir(parents=True)
+            group.folder.mkdir()
+            group.members.mkdir()
             join = group.command("true")
             subprocess.run(join, check=True, stderr=subprocess.DEVNULL)  # noqa: S603 - our own line
             group.seconds()
