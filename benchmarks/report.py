@@ -176,7 +176,7 @@ def _head(document: Mapping[str, Any]) -> str:
     return f"""# Benchmarks
 
 Written by `scripts/bench` on {frame.get("date")}: {machine.get("cores")} cores ({machine.get("processor")}), {machine.get("memory")},
-Linux {machine.get("kernel")}, Python {machine.get("python")} ({machine.get("build")}).
+Linux {machine.get("kernel")}, Python {machine.get("python")} ({machine.get("build", "build unknown")}).
 Run it again on yours; ratios travel better than figures.{quick}
 
 The work: **one deliberation = three seats propose, each reviews another's proposal, all revise: nine model calls**, three of them

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.load import Run, in_turn, side_by_side
 from benchmarks.picture import bars
-from benchmarks.report import figure, laid_over, table, with_rows
+from benchmarks.report import _left_out, figure, laid_over, table, with_rows
 from benchmarks.scaling import cores_with_tools
 from benchmarks.soak import slope
 from benchmarks.stub import running_stub
@@ -205,6 +205,12 @@ def test_what_no_control_group_counted_is_not_claimed() -> None:
     names = [target.what for target in targets({"text": {"phases": 3, "cases": cases}})]
     assert "deliberations a second, 64 at once, 50 ms" in names
     assert "CPU of one over all processes, 64 at once" not in names
+
+
+def test_a_rival_that_did_not_run_is_named_with_the_reason() -> None:
+    text = {"left_out": {"restate": "npm is missing; install Node.js with npm"}}
+    assert _left_out(text) == "Restate did not run: npm is missing; install Node.js with npm."
+    assert not _left_out({})
 
 
 def test_cores_for_tools_follow_from_what_was_measured() -> None:
