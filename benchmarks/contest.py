@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -89,7 +90,8 @@ async def contest(folder: Path, stub: Stub, names: Sequence[str], *, rounds: int
         memory |= {OURS: house.system.held()}
         memory |= {other.name: other.system.held() for other in rivals}
         versions = ready.versions | await installed(python, PACKAGES) if names else {}
-    return Contest(runs, memory, idle.over(waited), versions, ready.left_out)
+    share = idle.over(waited) if rivals else Used({"serve": math.nan})
+    return Contest(runs, memory, share, versions, ready.left_out)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ import psutil
 from benchmarks.accounting import CpuGroup, process_seconds
 
 NOT_COUNTED = (
-    "CPU of ended processes is not counted: no control group can be made. Run as root, "
-    "or in a delegated group: systemd-run --user --scope -p Delegate=yes scripts/bench"
+    "CPU of a whole deliberation is not measured: no control group can be made to count it. "
+    "Run as root, or in a delegated group: `systemd-run --user --scope -p Delegate=yes scripts/bench`."
 )
 _SERVING = ("serve", "host", "bus", "ray")
 """Parts whose processes live as long as the system. The rest is what its group counts beside them."""

@@ -237,7 +237,6 @@ def _text(text: Mapping[str, Any]) -> str:
     parts = _parts(own["parts_ms"])
     memory = ", ".join(f"{part} {figure(value)}" for part, value in text["memory"][OURS]["pss"].items())
     rounds = own["rounds"]
-    idle = {part: share * 100 for part, share in text["idle_cpu"].items()}
     return f"""## Beside others, on the same stub
 
 ![Deliberations a second](benchmarks.svg)
@@ -247,14 +246,22 @@ def _text(text: Mapping[str, Any]) -> str:
 Medians of {rounds} rounds, contenders in turn within a round; ratios are of the same round.
 The others are called within their own process, and that process, with the server that it started,
 is all of their CPU; Moothall's caller uses {figure(own["caller_ms"])} ms more and the stub
-{figure(own["stub_ms"])} ms in either case. While the others ran, the idle Moothall used {fixed(sum(idle.values()), 1)} % of a core,
-{fixed(idle.get("ray", 0.0), 1)} of them Ray's own. {_left_out(text)}
+{figure(own["stub_ms"])} ms in either case. {_idle(text["idle_cpu"])} {_left_out(text)}
 
 {_DURABLE}
 
 Moothall's CPU, ms a deliberation: {parts}. Its memory, PSS in MB: {memory}.
 
 {table(("one at a time", "", "wall ms", "over critical path", "CPU ms"), alone)}"""
+
+
+def _idle(shares: Mapping[str, float]) -> str:
+    """Say what share of a core Moothall used while the others ran, if that was measured."""
+    if math.isnan(total := sum(shares.values())):
+        return ""
+    ray = shares.get("ray", 0.0)
+    used = f"{total * 100:.1f} % of a core, {ray * 100:.1f} of them Ray's own"
+    return f"While the others ran, the idle Moothall used {used}."
 
 
 def _left_out(text: Mapping[str, Any]) -> str:
