@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncGenerator, Mapping
-from collections.abc import Set as AbstractSet
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,6 +36,8 @@ log = get_logger(__name__)
 
 _CANCEL_SECONDS = 10.0
 _COUNCIL = 3
+_MORE, _MORE_SECONDS = 1.5, 125.0
+"""What a deliberation keeps of its time beside the work is less than a third, and less than these seconds (council/assembly.py)."""
 ANEW = "the answer begins anew"
 """Said with a piece of it that follows none of those before."""
 _KINDS = {status: status.value for status in (ToolStatus.TIMEOUT, ToolStatus.RATE_LIMITED, ToolStatus.BUDGET_EXCEEDED)}
@@ -93,7 +95,9 @@ class _Answer:
 
 
 class AgentTasks:
-    """What the agent service answers. `parallelism` is how many calls of a sequence run side by side, `memory_mb` what a tool may use."""
+    """What the agent service answers. `parallelism` is how many calls of a sequence run side by side, `memory_mb` what a tool may use,
+    `deliberation_seconds` the longest that a deliberation may take.
+    """
 
     def __init__(
         self,
@@ -104,12 +108,14 @@ class AgentTasks:
         *,
         parallelism: int = 1,
         memory_mb: int = 0,
+        deliberation_seconds: float = math.inf,
     ) -> None:
         self._desk = desk
         self._visits = visits
         self._sessions = sessions
         self._settings = settings
         self._direct = Direct(visits, parallelism)
+        self._deliberation_seconds = deliberation_seconds
         self.memory_mb = memory_mb
         self._enforcer = Enforcer(settings)
 
@@ -180,7 +186,8 @@ class AgentTasks:
     async def _agent(self, query: Query, who: Principal) -> AsyncGenerator[QueryUpdate | Report]:
         if not query.query.strip():
             raise InvalidRequest("the query is empty, and context names no tools to run (tool_parameters, tool_calls)")
-        request = replace(_request(query), tools=self._tools_of(query, who))
+        request = _request(query, self._seconds_of(query))
+        request = replace(request, tools=self._tools_of(query, who))
         task_id = request.task_id
         submitted = ended = False
         answer, progress = _Answer(), 0.0
@@ -202,9 +209,24 @@ class AgentTasks:
             if submitted and not ended:
                 await asyncio.shield(self._abandon(task_id, who))
         report = _report(outcome, query)
+        if report.status == "timeout" and query.timeout_seconds:
+            await asyncio.Event().wait()  # a caller's timeout has one answer: the enforcer's, once the time is over
         if report.ok and (rest := answer.more(report.result, progress, whole=True)) is not None:
             yield rest
         yield replace(report, model=asked.model_of(asked.seats[0]))
+
+    def _seconds_of(self, query: Query) -> int:
+        """Return the seconds that a query's deliberation may take, 0 for the default.
+
+        A council judges within the caller's time. One agent may work for all of it: a deliberation keeps a share of its own
+        time for what follows the work, so it gets more than the caller gave, and the enforcer ends it.
+        """
+        if not query.timeout_seconds:
+            return 0
+        given = min(query.timeout_seconds, self._settings.timeout_seconds)
+        if query.mode is not Mode.COMPLEX:
+            given = min(given * _MORE + 1, given + _MORE_SECONDS)
+        return max(1, int(min(math.ceil(given), self._deliberation_seconds)))
 
     def _tools_of(self, query: Query, who: Principal) -> tuple[str, ...]:
         """Return the tools of its role that an agent on a repository may use, () for all. Raises `InvalidRequest` where none is left."""
@@ -241,8 +263,8 @@ def _first(group: BaseExceptionGroup[MoothallError]) -> MoothallError:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-def _request(query: Query) -> DeliberationRequest:
-    """Return what the desk is asked. An id that the house cannot take stands behind one of ours."""
+def _request(query: Query, seconds: int) -> DeliberationRequest:
+    """Return what the desk is asked, for a deliberation of `seconds`. An id that the house cannot take stands behind one of ours."""
     repository, named = query.repository(), query.task_id
     council = query.mode is Mode.COMPLEX
     if council:
@@ -253,7 +275,7 @@ def _request(query: Query) -> DeliberationRequest:
         description=query.instructions(),
         role=query.role,
         task_id=named if is_id(named) else f"task-{digest(named)[:24]}",
-        constraints=Constraints(max_iterations=query.max_iterations, timeout_seconds=query.timeout_seconds),
+        constraints=Constraints(max_iterations=query.max_iterations, timeout_seconds=seconds),
         num_agents=seats,
         repository=repository,
         protocol=protocol,
@@ -291,8 +313,10 @@ def _report(outcome: Outcome, query: Query) -> Report:
     status = "ok"
     codes = {seat.error_code for seat in outcome.seats if seat.error_code}
     if failed:
+        late = outcome.status is DeliberationStatus.FAILED and "DEADLINE_EXCEEDED" in codes
         over = "BUDGET_EXCEEDED" in codes
-        status = "timeout" if outcome.status is DeliberationStatus.TIMEOUT else "budget_exceeded" if over else "error"
+        status = "timeout" if late or outcome.status is DeliberationStatus.TIMEOUT else "budget_exceeded" if over else "error"
+    chose_turns = query.max_iterations and codes == {"OUT_OF_TURNS"}
     return Report(
         query.task_id,
         status,
@@ -302,13 +326,5 @@ def _report(outcome: Outcome, query: Query) -> Report:
         usage=outcome.usage,
         agents=outcome.agent_count,
         about=told,
-        is_fault=status in {"error", "timeout"} and not _is_chosen(query, outcome, codes),
+        is_fault=status in {"error", "timeout"} and not chose_turns,
     )
-
-
-def _is_chosen(query: Query, outcome: Outcome, codes: AbstractSet[str]) -> bool:
-    """Whether a limit that the caller chose ended the query."""
-    limits = {"DEADLINE_EXCEEDED": query.timeout_seconds, "OUT_OF_TURNS": query.max_iterations}
-    if query.timeout_seconds and outcome.status is DeliberationStatus.TIMEOUT:
-        return True
-    return bool(codes) and codes <= {code for code, limit in limits.items() if limit}

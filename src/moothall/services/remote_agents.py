@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -133,7 +134,7 @@ class RemoteAgent:
             query=request.messages[-1].content,
             mode=common.EXECUTION_MODE_STANDARD,
             metadata=common.TaskMetadata(task_id=f"task-{digest(request.call_id)[:24]}"),  # a repeat is the same one
-            config=pb.AgentConfig(timeout_seconds=int(left), enable_sandbox=True),
+            config=pb.AgentConfig(timeout_seconds=math.ceil(left), enable_sandbox=True),
         )
         asked.context.update(json.loads(request.messages[0].content))
         failed: bool | None = None

@@ -127,17 +127,17 @@ async def test_where_no_tools_are_involved_its_text_is_told_while_it_comes(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "said"),
+    ("status", "seconds", "error", "said"),
     [
-        (DeliberationStatus.FAILED, ModelReplyInvalid, "says: nobody knew"),
-        (DeliberationStatus.TIMEOUT, DeadlineExceeded, "nobody"),
+        (DeliberationStatus.FAILED, 30, ModelReplyInvalid, "says: nobody knew"),
+        (DeliberationStatus.TIMEOUT, 2, DeadlineExceeded, "was not done in time"),
     ],
 )
 async def test_a_stream_that_comes_to_nothing_says_so(
-    tmp_path: Path, status: DeliberationStatus, error: type[Exception], said: str
+    tmp_path: Path, status: DeliberationStatus, seconds: float, error: type[Exception], said: str
 ) -> None:
     async with elsewhere(tmp_path, 1) as house:
-        reply = asyncio.create_task(house.model.chat(about_text()))
+        reply = asyncio.create_task(house.model.chat(about_text(seconds)))
         await answer(house.replicas[0], TASK, status=status, error_message="nobody knew")
         with pytest.raises(error, match=said):
             await reply
