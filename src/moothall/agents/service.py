@@ -60,6 +60,8 @@ class Report:
     latency_ms: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
+    served: str = ""
+    """What the model's server calls it."""
     is_fault: bool = False
 
     @property
@@ -190,7 +192,7 @@ class AgentTasks:
         request = replace(request, tools=self._tools_of(query, who))
         task_id = request.task_id
         submitted = ended = False
-        answer, progress = _Answer(), 0.0
+        answer, progress, served = _Answer(), 0.0, ""
         try:
             asked = await self._desk.submit(request, who)
             submitted = True
@@ -199,6 +201,7 @@ class AgentTasks:
             texts = [self._desk.watch_text(task_id, who)] if request.num_agents == 1 else []
             async with aclosing(merge(facts, *texts, most=self._settings.stream_buffer)) as told:
                 async for one in told:
+                    served = served or _model_of(one)
                     step = answer.more(one.answer, progress) if isinstance(one, Writing) else _step(one)
                     if step is not None:
                         progress = max(progress, step.progress)
@@ -213,7 +216,7 @@ class AgentTasks:
             await asyncio.Event().wait()  # a caller's timeout has one answer: the enforcer's, once the time is over
         if report.ok and (rest := answer.more(report.result, progress, whole=True)) is not None:
             yield rest
-        yield replace(report, model=asked.model_of(asked.seats[0]))
+        yield replace(report, model=asked.model_of(asked.seats[0]), served=served)
 
     def _seconds_of(self, query: Query) -> int:
         """Return the seconds that a query's deliberation may take, 0 for the default.
@@ -283,6 +286,14 @@ def _request(query: Query, seconds: int) -> DeliberationRequest:
         about_text=repository is None,
         model=query.model,
     )
+
+
+def _model_of(one: Recorded | Writing) -> str:
+    """Return the model that answered a call, by the name that its server gives; empty for any other fact."""
+    if isinstance(one, Writing) or one.event.type is not EventType.MODEL_CALLED:
+        return ""
+    name = one.event.data.get("model")
+    return name if isinstance(name, str) else ""
 
 
 def _step(recorded: Recorded) -> QueryUpdate | None:

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf import json_format
 
 from moothall.agents.queries import Query
 from moothall.agents.service import ANEW
@@ -187,6 +188,34 @@ async def test_a_query_that_came_to_nothing_says_so(agent: Agent, status: Delibe
     await answer(agent, "q-3", "", status=status, winner_id="", results=(), error_message="nobody knew")
     response = await running
     assert (response.status, response.error_message, response.final_state) == (code, "nobody knew", pb.AGENT_STATE_FAILED)
+
+
+async def test_usage_is_written_as_other_systems_read_it_and_as_it_was_before(agent: Agent) -> None:
+    request = asked("Why?", metadata=common.TaskMetadata(task_id="used"))
+    reading = asyncio.ensure_future(read(agent.StreamExecuteTask(request)))
+    async with asyncio.timeout(10):
+        while "used" not in agent.desk.known():
+            await asyncio.sleep(0)
+    await agent.desk.record("used", EventType.MODEL_CALLED, {"seat": "agent-dev-001", "model": "served-as-this"})
+    await answer(agent, "used", "Because.")
+    (result,) = [update.tool_result for update in await reading if update.tool_result.tool_id == "usage_metrics"]
+    told = json_format.MessageToDict(result.output)
+    assert told.pop("agents_used") == 1
+    assert told == {
+        "input_tokens": 10,
+        "output_tokens": 5,
+        "prompt_tokens": 10,
+        "completion_tokens": 5,
+        "total_tokens": 15,
+        "cost_usd": 0.5,
+        "model": told["model"],
+        "provider": told["provider"],
+    }
+    unary = asyncio.ensure_future(agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="unary"))))
+    await answer(agent, "unary", "Because.")
+    used = (await unary).metrics.token_usage
+    assert told["provider"] == used.provider == "llama.cpp"
+    assert told["model"]
 
 
 async def test_a_stream_plans_works_and_ends_with_the_whole_text(agent: Agent) -> None:
