@@ -23,7 +23,7 @@ from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest, is_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.domain.task import Constraints, DeliberationRequest
+from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.domain.tool import Action, ToolStatus
 from moothall.errors import InvalidRequest, MoothallError
 from moothall.ports import Deliberations
@@ -148,6 +148,7 @@ class AgentTasks:
     async def steps(self, query: Query, who: Principal) -> AsyncGenerator[QueryUpdate | Report]:
         """Yield what happens, first that it was let through, and last the report. A caller that goes ends the query."""
         began = time.monotonic()
+        query = query.with_known_tools(self._visits.gate.catalogue)
         wanted = query.direct()
         if wanted is None:  # tools are told nothing of it
             query = await self._sessions.with_session(query, who)
@@ -188,8 +189,8 @@ class AgentTasks:
     async def _agent(self, query: Query, who: Principal) -> AsyncGenerator[QueryUpdate | Report]:
         if not query.query.strip():
             raise InvalidRequest("the query is empty, and context names no tools to run (tool_parameters, tool_calls)")
-        request = _request(query, self._seconds_of(query))
-        request = replace(request, tools=self._tools_of(query, who))
+        request = _request(query, self._seconds_of(query), await self._repository_of(query, who))
+        request = replace(request, tools=() if request.about_text else self._tools_of(query, who))
         task_id = request.task_id
         submitted = ended = False
         answer, progress, served = _Answer(), 0.0, ""
@@ -218,6 +219,15 @@ class AgentTasks:
             yield rest
         yield replace(report, model=asked.model_of(asked.seats[0]), served=served)
 
+    async def _repository_of(self, query: Query, who: Principal) -> RepositoryRef | None:
+        """Return the repository that a query's agents work on: the one that it names, else an empty one; None to ask about text.
+
+        A council that has no tests to judge by judges texts. One agent in the mode simple has tools only if the query names some.
+        """
+        named = query.repository()
+        has_tools = query.mode is Mode.STANDARD or (query.mode is Mode.SIMPLE and query.tools() is not None)
+        return named if named is not None or not has_tools else await self._sessions.blank(who.tenant)
+
     def _seconds_of(self, query: Query) -> int:
         """Return the seconds that a query's deliberation may take, 0 for the default.
 
@@ -232,9 +242,9 @@ class AgentTasks:
         return max(1, int(min(math.ceil(given), self._deliberation_seconds)))
 
     def _tools_of(self, query: Query, who: Principal) -> tuple[str, ...]:
-        """Return the tools of its role that an agent on a repository may use, () for all. Raises `InvalidRequest` where none is left."""
+        """Return the tools of its role that an agent may use, () for all. Raises `InvalidRequest` where none is left."""
         allowed = query.tools()
-        if allowed is None or query.repository() is None:  # without a repository there are none
+        if allowed is None:
             return ()
         grant = self._visits.gate.grant_for(query.role)
         granted = [spec.name for spec in self.list_tools(who) if is_granted(grant, spec.name)]
@@ -266,9 +276,9 @@ def _first(group: BaseExceptionGroup[MoothallError]) -> MoothallError:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-def _request(query: Query, seconds: int) -> DeliberationRequest:
-    """Return what the desk is asked, for a deliberation of `seconds`. An id that the house cannot take stands behind one of ours."""
-    repository, named = query.repository(), query.task_id
+def _request(query: Query, seconds: int, repository: RepositoryRef | None) -> DeliberationRequest:
+    """Return what the desk is asked, for a deliberation of `seconds` on `repository` or about text. An id that the house cannot take stands behind one of ours."""
+    named = query.task_id
     council = query.mode is Mode.COMPLEX
     if council:
         protocol, seats = "", query.max_agents or _COUNCIL

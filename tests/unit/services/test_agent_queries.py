@@ -100,7 +100,7 @@ async def test_complex_is_a_council_on_the_repository_that_the_context_names(age
     ("available", "context", "tools"),
     [
         ((), {}, ()),
-        (("files.read", "files.list", "no.tool"), {}, ("files.list", "files.read")),
+        (("files.read", "files.list", "file_read"), {}, ("files.list", "files.read")),
         (("files.read", "files.list"), {"allowed_tools": ["files.read", "slow.ponder"]}, ("files.read",)),
         ((), {"allowed_tools": ["slow.ponder"]}, ("slow.ponder",)),
     ],
@@ -120,9 +120,57 @@ async def test_an_agent_on_a_repository_has_the_tools_that_its_caller_allows(
     assert tuple(sorted(agent.desk.request("q-6").tools)) == tools
 
 
+@pytest.mark.parametrize("repository", [{}, {"repository": "sample"}])
+@pytest.mark.parametrize(
+    ("available", "context", "field"),
+    [
+        (("no.tool",), {}, "available_tools"),
+        (("*",), {}, "available_tools"),
+        (("files.read", "calculator"), {}, "available_tools"),
+        ((), {"allowed_tools": ["files.read", "no.tool"]}, "context.allowed_tools"),
+        (("no.tool",), {"tool_parameters": {"tool": "files.list"}}, "available_tools"),
+        (("no.tool",), {"tool_parameters": {}}, "available_tools"),
+    ],
+)
+async def test_names_of_tools_that_do_not_exist_are_an_error(
+    agent: Agent, available: tuple[str, ...], context: dict[str, Any], field: str, repository: dict[str, Any]
+) -> None:
+    for mode in (common.EXECUTION_MODE_SIMPLE, common.EXECUTION_MODE_STANDARD, common.EXECUTION_MODE_COMPLEX):
+        query = asked("Mend it", {**repository, **context}, available_tools=available, mode=mode)
+        for call in (agent.ExecuteTask(query), read(agent.StreamExecuteTask(query))):
+            code, details = await refused(call)
+            assert (code, details.startswith(f"{field} names tools that do not exist")) == (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                True,
+            ), details
+    assert agent.desk.known() == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "available", "has_tools"),
+    [
+        (common.EXECUTION_MODE_UNSPECIFIED, (), True),
+        (common.EXECUTION_MODE_STANDARD, ("file_read",), True),
+        (common.EXECUTION_MODE_SIMPLE, ("file_read",), True),
+        (common.EXECUTION_MODE_SIMPLE, (), False),
+        (common.EXECUTION_MODE_COMPLEX, (), False),
+    ],
+)
+async def test_an_agent_without_a_repository_has_the_empty_workspace_of_direct_tools(
+    agent: Agent, mode: common.ExecutionMode.ValueType, available: tuple[str, ...], *, has_tools: bool
+) -> None:
+    query = asked("Why?", mode=mode, available_tools=available, metadata=common.TaskMetadata(task_id="blank"))
+    running = asyncio.ensure_future(agent.ExecuteTask(query))
+    await answer(agent, "blank", "Because.")
+    assert (await running).result == "Because."
+    request = agent.desk.request("blank")
+    assert request.repository == (RepositoryRef(id="sample") if has_tools else None)  # the tests' empty one is called so
+    assert (request.about_text, request.tools) == (not has_tools, ("files.read",) if available else ())
+
+
 @pytest.mark.parametrize(
     ("available", "context"),
-    [(("no.tool",), {}), (("*",), {}), ((), {"allowed_tools": []}), (("files.read",), {"allowed_tools": ["files.list"]})],
+    [((), {"allowed_tools": []}), (("files.read",), {"allowed_tools": ["files.list"]})],
 )
 async def test_where_no_tool_is_left_it_is_said_at_once(
     agent: Agent, available: tuple[str, ...], context: dict[str, Any]
