@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import grpc.aio
 import pytest
 import pytest_asyncio
@@ -22,6 +24,7 @@ from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
 from moothall.pb.shannon.common import common_pb2 as common
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
+from support.agents import read
 from support.processes import command_line, descendants
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
@@ -161,6 +164,16 @@ async def test_what_costs_more_than_its_caller_allows_says_so(agent: Caller) -> 
     response = await agent.ExecuteTask(asked("What is 2 + 2?", metadata=common.TaskMetadata(token_budget=1)))
     assert (response.status, response.final_state) == (common.STATUS_CODE_BUDGET_EXCEEDED, pb.AGENT_STATE_FAILED), response
     assert "BUDGET_EXCEEDED" in response.error_message
+
+
+@pytest.mark.parametrize("mode", [common.EXECUTION_MODE_SIMPLE, common.EXECUTION_MODE_STANDARD, common.EXECUTION_MODE_COMPLEX])
+async def test_a_callers_timeout_has_one_answer_after_that_time(agent: Caller, mode: common.ExecutionMode.ValueType) -> None:
+    query, began = asked("WAIT for me", mode=mode, config=pb.AgentConfig(timeout_seconds=4)), time.monotonic()
+    calls = (agent.ExecuteTask(query), read(agent.StreamExecuteTask(query)))
+    for ended in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(ended, grpc.aio.AioRpcError)
+        assert (ended.code(), str(ended.details()).partition(":")[0]) == (grpc.StatusCode.DEADLINE_EXCEEDED, "timeout")
+    assert time.monotonic() - began >= query.config.timeout_seconds
 
 
 async def until(condition: Callable[[], bool]) -> None:

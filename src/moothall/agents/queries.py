@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from moothall.agents.tool_names import check_names, tool_action
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import Action
 from moothall.errors import InvalidRequest, Refused
@@ -90,13 +91,22 @@ class Query:
             return RepositoryRef(**{name: _text(named, name) for name in named})
         raise InvalidRequest("context.repository is neither a text nor an object with id, url and ref")
 
+    def with_known_tools(self, known: Collection[str]) -> Query:
+        """Return the query with the tools that it allows by their names in the catalogue. Raises `InvalidRequest`."""
+        available = check_names(self.available_tools, known, "available_tools")
+        allowed = self.context.get(_ALLOWED)
+        if allowed is None:
+            return replace(self, available_tools=available)
+        if not _are_names(allowed):
+            raise InvalidRequest(f"context.{_ALLOWED} is no list of names of tools")
+        names = list(check_names(allowed, known, f"context.{_ALLOWED}"))
+        return replace(self, available_tools=available, context={**self.context, _ALLOWED: names})
+
     def tools(self) -> frozenset[str] | None:
         """Return the tools that an agent may use; None: all of its role. Who may search the web may read what is found, and the reverse.
-        Raises `InvalidRequest`.
+        Needs `with_known_tools`.
         """
         allowed = self.context.get(_ALLOWED)
-        if allowed is not None and not _are_names(allowed):
-            raise InvalidRequest(f"context.{_ALLOWED} is no list of names of tools")
         given = [frozenset(names) for names in (self.available_tools or None, allowed) if names is not None]
         if not given:
             return None
@@ -144,7 +154,7 @@ class Query:
         rest = {key: value for key, value in given.items() if key not in {"tool", "tool_name", "parameters"}}
         if _text(given, "name") == name and not (_text(given, "tool") or _text(given, "tool_name")):
             del rest["name"]
-        return Action(name, {**rest, **_parameters(given, _DIRECT)})
+        return tool_action(name, {**rest, **_parameters(given, _DIRECT)})
 
     def _several(self, given: Any) -> tuple[Action, ...]:
         if not isinstance(given, Sequence) or isinstance(given, str) or not 1 <= len(given) <= _MOST_CALLS:
@@ -153,7 +163,7 @@ class Query:
         for place, item in enumerate(given):
             if not isinstance(item, Mapping) or not _text(item, "tool"):
                 raise InvalidRequest(f"context.{_SEQUENCE}[{place}] names no tool; give {{tool, parameters}}")
-            found.append(Action(_text(item, "tool"), _parameters(item, f"{_SEQUENCE}[{place}]")))
+            found.append(tool_action(_text(item, "tool"), _parameters(item, f"{_SEQUENCE}[{place}]")))
         return tuple(found)
 
     def _check(self, tool: str) -> None:
@@ -161,7 +171,7 @@ class Query:
         if self.available_tools and tool not in self.available_tools:
             raise Refused(f"{tool[:80]} is not among available_tools")
         allowed = self.context.get(_ALLOWED)
-        if allowed is not None and (not _are_names(allowed) or tool not in allowed):
+        if allowed is not None and tool not in allowed:
             raise Refused(f"{tool[:80]} is not among context.{_ALLOWED}")
 
 

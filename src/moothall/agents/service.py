@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncGenerator, Mapping
-from collections.abc import Set as AbstractSet
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,7 +23,7 @@ from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest, is_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.domain.task import Constraints, DeliberationRequest
+from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.domain.tool import Action, ToolStatus
 from moothall.errors import InvalidRequest, MoothallError
 from moothall.ports import Deliberations
@@ -36,6 +36,8 @@ log = get_logger(__name__)
 
 _CANCEL_SECONDS = 10.0
 _COUNCIL = 3
+_MORE, _MORE_SECONDS = 1.5, 125.0
+"""What a deliberation keeps of its time beside the work is less than a third, and less than these seconds (council/assembly.py)."""
 ANEW = "the answer begins anew"
 """Said with a piece of it that follows none of those before."""
 _KINDS = {status: status.value for status in (ToolStatus.TIMEOUT, ToolStatus.RATE_LIMITED, ToolStatus.BUDGET_EXCEEDED)}
@@ -58,6 +60,8 @@ class Report:
     latency_ms: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
+    served: str = ""
+    """What the model's server calls it."""
     is_fault: bool = False
 
     @property
@@ -93,7 +97,9 @@ class _Answer:
 
 
 class AgentTasks:
-    """What the agent service answers. `parallelism` is how many calls of a sequence run side by side, `memory_mb` what a tool may use."""
+    """What the agent service answers. `parallelism` is how many calls of a sequence run side by side, `memory_mb` what a tool may use,
+    `deliberation_seconds` the longest that a deliberation may take.
+    """
 
     def __init__(
         self,
@@ -104,12 +110,14 @@ class AgentTasks:
         *,
         parallelism: int = 1,
         memory_mb: int = 0,
+        deliberation_seconds: float = math.inf,
     ) -> None:
         self._desk = desk
         self._visits = visits
         self._sessions = sessions
         self._settings = settings
         self._direct = Direct(visits, parallelism)
+        self._deliberation_seconds = deliberation_seconds
         self.memory_mb = memory_mb
         self._enforcer = Enforcer(settings)
 
@@ -140,6 +148,7 @@ class AgentTasks:
     async def steps(self, query: Query, who: Principal) -> AsyncGenerator[QueryUpdate | Report]:
         """Yield what happens, first that it was let through, and last the report. A caller that goes ends the query."""
         began = time.monotonic()
+        query = query.with_known_tools(self._visits.gate.catalogue)
         wanted = query.direct()
         if wanted is None:  # tools are told nothing of it
             query = await self._sessions.with_session(query, who)
@@ -180,10 +189,11 @@ class AgentTasks:
     async def _agent(self, query: Query, who: Principal) -> AsyncGenerator[QueryUpdate | Report]:
         if not query.query.strip():
             raise InvalidRequest("the query is empty, and context names no tools to run (tool_parameters, tool_calls)")
-        request = replace(_request(query), tools=self._tools_of(query, who))
+        request = _request(query, self._seconds_of(query), await self._repository_of(query, who))
+        request = replace(request, tools=() if request.about_text else self._tools_of(query, who))
         task_id = request.task_id
         submitted = ended = False
-        answer, progress = _Answer(), 0.0
+        answer, progress, served = _Answer(), 0.0, ""
         try:
             asked = await self._desk.submit(request, who)
             submitted = True
@@ -192,6 +202,7 @@ class AgentTasks:
             texts = [self._desk.watch_text(task_id, who)] if request.num_agents == 1 else []
             async with aclosing(merge(facts, *texts, most=self._settings.stream_buffer)) as told:
                 async for one in told:
+                    served = served or _model_of(one)
                     step = answer.more(one.answer, progress) if isinstance(one, Writing) else _step(one)
                     if step is not None:
                         progress = max(progress, step.progress)
@@ -202,14 +213,38 @@ class AgentTasks:
             if submitted and not ended:
                 await asyncio.shield(self._abandon(task_id, who))
         report = _report(outcome, query)
+        if report.status == "timeout" and query.timeout_seconds:
+            await asyncio.Event().wait()  # a caller's timeout has one answer: the enforcer's, once the time is over
         if report.ok and (rest := answer.more(report.result, progress, whole=True)) is not None:
             yield rest
-        yield replace(report, model=asked.model_of(asked.seats[0]))
+        yield replace(report, model=asked.model_of(asked.seats[0]), served=served)
+
+    async def _repository_of(self, query: Query, who: Principal) -> RepositoryRef | None:
+        """Return the repository that a query's agents work on: the one that it names, else an empty one; None to ask about text.
+
+        A council that has no tests to judge by judges texts. One agent in the mode simple has tools only if the query names some.
+        """
+        named = query.repository()
+        has_tools = query.mode is Mode.STANDARD or (query.mode is Mode.SIMPLE and query.tools() is not None)
+        return named if named is not None or not has_tools else await self._sessions.blank(who.tenant)
+
+    def _seconds_of(self, query: Query) -> int:
+        """Return the seconds that a query's deliberation may take, 0 for the default.
+
+        A council judges within the caller's time. One agent may work for all of it: a deliberation keeps a share of its own
+        time for what follows the work, so it gets more than the caller gave, and the enforcer ends it.
+        """
+        if not query.timeout_seconds:
+            return 0
+        given = min(query.timeout_seconds, self._settings.timeout_seconds)
+        if query.mode is not Mode.COMPLEX:
+            given = min(given * _MORE + 1, given + _MORE_SECONDS)
+        return max(1, int(min(math.ceil(given), self._deliberation_seconds)))
 
     def _tools_of(self, query: Query, who: Principal) -> tuple[str, ...]:
-        """Return the tools of its role that an agent on a repository may use, () for all. Raises `InvalidRequest` where none is left."""
+        """Return the tools of its role that an agent may use, () for all. Raises `InvalidRequest` where none is left."""
         allowed = query.tools()
-        if allowed is None or query.repository() is None:  # without a repository there are none
+        if allowed is None:
             return ()
         grant = self._visits.gate.grant_for(query.role)
         granted = [spec.name for spec in self.list_tools(who) if is_granted(grant, spec.name)]
@@ -241,9 +276,9 @@ def _first(group: BaseExceptionGroup[MoothallError]) -> MoothallError:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-def _request(query: Query) -> DeliberationRequest:
-    """Return what the desk is asked. An id that the house cannot take stands behind one of ours."""
-    repository, named = query.repository(), query.task_id
+def _request(query: Query, seconds: int, repository: RepositoryRef | None) -> DeliberationRequest:
+    """Return what the desk is asked, for a deliberation of `seconds` on `repository` or about text. An id that the house cannot take stands behind one of ours."""
+    named = query.task_id
     council = query.mode is Mode.COMPLEX
     if council:
         protocol, seats = "", query.max_agents or _COUNCIL
@@ -253,7 +288,7 @@ def _request(query: Query) -> DeliberationRequest:
         description=query.instructions(),
         role=query.role,
         task_id=named if is_id(named) else f"task-{digest(named)[:24]}",
-        constraints=Constraints(max_iterations=query.max_iterations, timeout_seconds=query.timeout_seconds),
+        constraints=Constraints(max_iterations=query.max_iterations, timeout_seconds=seconds),
         num_agents=seats,
         repository=repository,
         protocol=protocol,
@@ -261,6 +296,14 @@ def _request(query: Query) -> DeliberationRequest:
         about_text=repository is None,
         model=query.model,
     )
+
+
+def _model_of(one: Recorded | Writing) -> str:
+    """Return the model that answered a call, by the name that its server gives; empty for any other fact."""
+    if isinstance(one, Writing) or one.event.type is not EventType.MODEL_CALLED:
+        return ""
+    name = one.event.data.get("model")
+    return name if isinstance(name, str) else ""
 
 
 def _step(recorded: Recorded) -> QueryUpdate | None:
@@ -291,8 +334,10 @@ def _report(outcome: Outcome, query: Query) -> Report:
     status = "ok"
     codes = {seat.error_code for seat in outcome.seats if seat.error_code}
     if failed:
+        late = outcome.status is DeliberationStatus.FAILED and "DEADLINE_EXCEEDED" in codes
         over = "BUDGET_EXCEEDED" in codes
-        status = "timeout" if outcome.status is DeliberationStatus.TIMEOUT else "budget_exceeded" if over else "error"
+        status = "timeout" if late or outcome.status is DeliberationStatus.TIMEOUT else "budget_exceeded" if over else "error"
+    chose_turns = query.max_iterations and codes == {"OUT_OF_TURNS"}
     return Report(
         query.task_id,
         status,
@@ -302,13 +347,5 @@ def _report(outcome: Outcome, query: Query) -> Report:
         usage=outcome.usage,
         agents=outcome.agent_count,
         about=told,
-        is_fault=status in {"error", "timeout"} and not _is_chosen(query, outcome, codes),
+        is_fault=status in {"error", "timeout"} and not chose_turns,
     )
-
-
-def _is_chosen(query: Query, outcome: Outcome, codes: AbstractSet[str]) -> bool:
-    """Whether a limit that the caller chose ended the query."""
-    limits = {"DEADLINE_EXCEEDED": query.timeout_seconds, "OUT_OF_TURNS": query.max_iterations}
-    if query.timeout_seconds and outcome.status is DeliberationStatus.TIMEOUT:
-        return True
-    return bool(codes) and codes <= {code for code, limit in limits.items() if limit}

@@ -33,7 +33,7 @@ class AgentSessions:
     def __init__(self, bucket: Bucket, visits: Visits, blank: Blank, settings: AgentSettings) -> None:
         self._bucket = bucket
         self._visits = visits
-        self._blank = blank
+        self.blank = blank
         self._settings = settings
         self._open: dict[tuple[str, ...], OpenedVisit] = {}
         self._opening: defaultdict[tuple[str, ...], asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -103,7 +103,7 @@ class AgentSessions:
         yield known
 
     async def _open_workspace(self, query: Query, who: Principal, repository: RepositoryRef | None) -> OpenedVisit:
-        named = repository or await self._blank(who.tenant)
+        named = repository or await self.blank(who.tenant)
         return await self._visits.open(who, named, query.role, self._settings.session_seconds)
 
     def _forget(self) -> None:

@@ -27,6 +27,9 @@ class LlmSettings(Section):
         (), description="further servers of the same model; all calls of a deliberation go to one, the others stand in for it"
     )
     model: str = Field("", description="model name; empty: the first one that the server lists")
+    provider: str = Field(
+        "", description="name of the provider in usage of the agent service; empty: openai-compatible, or llama.cpp"
+    )
     tier: Literal["", "small", "medium", "large"] = Field(
         "", description="who asks for this tier gets the first model that has it"
     )

@@ -21,6 +21,7 @@ from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
 from moothall.pb.shannon.common import common_pb2 as common
 from moothall.services import convert
+from moothall.services.agent_usage import MOST_TOKENS, USAGE, token_usage, usage_metrics
 from moothall.services.checkup import Checkup
 from moothall.services.identity import caller
 from moothall.tools.discovery import Filters, discover
@@ -45,16 +46,6 @@ _OF_TOOLS = {
     ToolStatus.RATE_LIMITED: common.STATUS_CODE_RATE_LIMITED,
     ToolStatus.BUDGET_EXCEEDED: common.STATUS_CODE_BUDGET_EXCEEDED,
 }
-_TIERS = {
-    "": common.MODEL_TIER_UNSPECIFIED,
-    "small": common.MODEL_TIER_SMALL,
-    "medium": common.MODEL_TIER_MEDIUM,
-    "large": common.MODEL_TIER_LARGE,
-}
-USAGE = "usage_metrics"
-"""The result by whose id a stream tells what it used."""
-MOST_TOKENS = 2**31 - 1
-"""That the wire can say."""
 _ALMOST = 0.99
 _USUAL_MS = {Cost.NONE: 5, Cost.LOW: 500, Cost.MONEY: 2_000, Cost.HIGH: 30_000}
 
@@ -144,28 +135,12 @@ class AgentService(pb_grpc.AgentServiceServicer):
         )
 
     def _tokens(self, report: Report) -> common.TokenUsage:
-        usage, model = report.usage, self._models.get(report.model)
-        return common.TokenUsage(
-            prompt_tokens=min(usage.prompt_tokens, MOST_TOKENS),
-            completion_tokens=min(usage.completion_tokens, MOST_TOKENS),
-            total_tokens=min(usage.tokens, MOST_TOKENS),
-            cost_usd=usage.cost_usd,
-            model=model.model if usage.calls else "",
-            tier=_TIERS[model.tier] if usage.calls else common.MODEL_TIER_UNSPECIFIED,
-        )
+        return token_usage(report.usage, self._models.get(report.model), report.served)
 
     def _usage(self, report: Report) -> common.ToolResult:
-        used = report.usage
-        told = {
-            "prompt_tokens": used.prompt_tokens,
-            "completion_tokens": used.completion_tokens,
-            "total_tokens": used.tokens,
-            "cost_usd": used.cost_usd,
-            "model": self._models.get(report.model).model if used.calls else "",
-            "agents_used": report.agents,
-        }
+        metrics = usage_metrics(self._tokens(report)) | {"agents_used": report.agents}
         return common.ToolResult(
-            tool_id=USAGE, output=convert.value(told), status=_STATUSES[report.status], execution_time_ms=report.latency_ms
+            tool_id=USAGE, output=convert.value(metrics), status=_STATUSES[report.status], execution_time_ms=report.latency_ms
         )
 
 

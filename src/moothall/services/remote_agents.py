@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
 from moothall.pb.shannon.common import common_pb2 as common
 from moothall.services import convert
-from moothall.services.agent import MOST_TOKENS, USAGE
+from moothall.services.agent_usage import USAGE, read_usage
 from moothall.services.remote import PASSING, open_channel
 from moothall.telemetry import get_logger
 
@@ -133,7 +134,7 @@ class RemoteAgent:
             query=request.messages[-1].content,
             mode=common.EXECUTION_MODE_STANDARD,
             metadata=common.TaskMetadata(task_id=f"task-{digest(request.call_id)[:24]}"),  # a repeat is the same one
-            config=pb.AgentConfig(timeout_seconds=int(left), enable_sandbox=True),
+            config=pb.AgentConfig(timeout_seconds=math.ceil(left), enable_sandbox=True),
         )
         asked.context.update(json.loads(request.messages[0].content))
         failed: bool | None = None
@@ -166,6 +167,7 @@ async def _read_stream(
     `most` characters.
     """
     answer = pb.ExecuteTaskResponse(status=common.STATUS_CODE_ERROR)
+    has_status = False
     async for update in updates:
         most -= len(update.delta) + len(update.message)
         if most < 0:
@@ -173,24 +175,17 @@ async def _read_stream(
         if update.delta and on_text is not None:
             on_text(update.delta)
         if update.tool_result.tool_id == USAGE:
-            answer.status = update.tool_result.status
-            used = update.tool_result.output.struct_value.fields
-            told = common.TokenUsage(
-                prompt_tokens=_count(used["prompt_tokens"].number_value),
-                completion_tokens=_count(used["completion_tokens"].number_value),
-                cost_usd=max(0.0, used["cost_usd"].number_value),
-                model=used["model"].string_value,
-            )
-            answer.metrics.token_usage.MergeFrom(told)
+            answer.status, has_status = update.tool_result.status, True
+            answer.metrics.token_usage.CopyFrom(read_usage(update.tool_result.output))
         if update.state == pb.AGENT_STATE_COMPLETED:
             answer.result = update.message
+            if not has_status:  # not every agent knows what it used
+                answer.status = common.STATUS_CODE_OK
         elif update.state == pb.AGENT_STATE_FAILED:
             answer.error_message = update.message
+            if answer.status == common.STATUS_CODE_OK:
+                answer.status = common.STATUS_CODE_ERROR
     return answer
-
-
-def _count(number: float) -> int:
-    return int(number) if 0 <= number <= MOST_TOKENS else 0
 
 
 def _reply(answer: pb.ExecuteTaskResponse, endpoint: str, duration_ms: int) -> ChatReply:
@@ -199,9 +194,10 @@ def _reply(answer: pb.ExecuteTaskResponse, endpoint: str, duration_ms: int) -> C
     match answer.status:
         case common.STATUS_CODE_OK:
             used = answer.metrics.token_usage
+            prompt, completion = max(0, used.prompt_tokens), max(0, used.completion_tokens)
             usage = Usage(
-                prompt_tokens=max(0, used.prompt_tokens),
-                completion_tokens=max(0, used.completion_tokens),
+                prompt_tokens=prompt + max(0, used.total_tokens - prompt - completion),  # some tell the total alone
+                completion_tokens=completion,
                 calls=1,
                 cost_usd=max(0.0, used.cost_usd),
             )

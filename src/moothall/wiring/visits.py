@@ -68,6 +68,7 @@ def agent_service(settings: Settings, bus: Bus, desk: Deliberations, visits: Vis
         settings.agents,
         parallelism=settings.tools.parallelism,
         memory_mb=settings.sandbox.memory_bytes // 1_000_000,
+        deliberation_seconds=settings.limits.deliberation_seconds,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import grpc
 import pytest
@@ -31,6 +32,36 @@ async def test_a_query_that_takes_too_long_is_ended(agent: Agent) -> None:
     assert "q-7" in agent.desk.cancelled
     code, _ = await refused(agent.StreamExecuteTask(asked("Why?", config=pb.AgentConfig(timeout_seconds=-1))).read())
     assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("mode", [common.EXECUTION_MODE_STANDARD, common.EXECUTION_MODE_COMPLEX])
+@pytest.mark.parametrize("status", [DeliberationStatus.TIMEOUT, DeliberationStatus.FAILED])
+async def test_seats_that_were_late_are_a_timeout_once_the_time_is_over(
+    agent: Agent, mode: common.ExecutionMode.ValueType, status: DeliberationStatus
+) -> None:
+    late = SeatOutcome("agent-dev-001", SeatStatus.LATE, "DEADLINE_EXCEEDED", "the seat was not done in time")
+    ended = {"status": status, "winner_id": "", "results": (), "seats": (late,), "error_message": "the time was up"}
+    config, began = pb.AgentConfig(timeout_seconds=1), time.monotonic()
+    calls = []
+    for name in ("unary", "stream"):
+        request = asked("Why?", mode=mode, config=config, metadata=common.TaskMetadata(task_id=name))
+        call = agent.ExecuteTask(request) if name == "unary" else read(agent.StreamExecuteTask(request))
+        calls.append(asyncio.ensure_future(refused(call)))
+        await answer(agent, name, "", **ended)
+    for code, details in await asyncio.gather(*calls):
+        assert (code, details.partition(":")[0]) == (grpc.StatusCode.DEADLINE_EXCEEDED, "timeout")
+    assert time.monotonic() - began >= 1, "the caller gave a second"
+
+
+async def test_one_agent_may_work_for_all_of_the_time_and_a_council_judges_within_it(agent: Agent) -> None:
+    given = {}
+    for name, mode in (("one", common.EXECUTION_MODE_STANDARD), ("council", common.EXECUTION_MODE_COMPLEX)):
+        request = asked("Why?", mode=mode, config=pb.AgentConfig(timeout_seconds=60), metadata=common.TaskMetadata(task_id=name))
+        running = asyncio.ensure_future(agent.ExecuteTask(request))
+        await answer(agent, name, "Because.")
+        assert (await running).status == common.STATUS_CODE_OK
+        given[name] = agent.desk.request(name).constraints.timeout_seconds
+    assert given == {"one": 91, "council": 60}
 
 
 class TestTight:

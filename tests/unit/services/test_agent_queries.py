@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf import json_format
 
 from moothall.agents.queries import Query
 from moothall.agents.service import ANEW
@@ -99,7 +100,7 @@ async def test_complex_is_a_council_on_the_repository_that_the_context_names(age
     ("available", "context", "tools"),
     [
         ((), {}, ()),
-        (("files.read", "files.list", "no.tool"), {}, ("files.list", "files.read")),
+        (("files.read", "files.list", "file_read"), {}, ("files.list", "files.read")),
         (("files.read", "files.list"), {"allowed_tools": ["files.read", "slow.ponder"]}, ("files.read",)),
         ((), {"allowed_tools": ["slow.ponder"]}, ("slow.ponder",)),
     ],
@@ -119,9 +120,57 @@ async def test_an_agent_on_a_repository_has_the_tools_that_its_caller_allows(
     assert tuple(sorted(agent.desk.request("q-6").tools)) == tools
 
 
+@pytest.mark.parametrize("repository", [{}, {"repository": "sample"}])
+@pytest.mark.parametrize(
+    ("available", "context", "field"),
+    [
+        (("no.tool",), {}, "available_tools"),
+        (("*",), {}, "available_tools"),
+        (("files.read", "calculator"), {}, "available_tools"),
+        ((), {"allowed_tools": ["files.read", "no.tool"]}, "context.allowed_tools"),
+        (("no.tool",), {"tool_parameters": {"tool": "files.list"}}, "available_tools"),
+        (("no.tool",), {"tool_parameters": {}}, "available_tools"),
+    ],
+)
+async def test_names_of_tools_that_do_not_exist_are_an_error(
+    agent: Agent, available: tuple[str, ...], context: dict[str, Any], field: str, repository: dict[str, Any]
+) -> None:
+    for mode in (common.EXECUTION_MODE_SIMPLE, common.EXECUTION_MODE_STANDARD, common.EXECUTION_MODE_COMPLEX):
+        query = asked("Mend it", {**repository, **context}, available_tools=available, mode=mode)
+        for call in (agent.ExecuteTask(query), read(agent.StreamExecuteTask(query))):
+            code, details = await refused(call)
+            assert (code, details.startswith(f"{field} names tools that do not exist")) == (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                True,
+            ), details
+    assert agent.desk.known() == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "available", "has_tools"),
+    [
+        (common.EXECUTION_MODE_UNSPECIFIED, (), True),
+        (common.EXECUTION_MODE_STANDARD, ("file_read",), True),
+        (common.EXECUTION_MODE_SIMPLE, ("file_read",), True),
+        (common.EXECUTION_MODE_SIMPLE, (), False),
+        (common.EXECUTION_MODE_COMPLEX, (), False),
+    ],
+)
+async def test_an_agent_without_a_repository_has_the_empty_workspace_of_direct_tools(
+    agent: Agent, mode: common.ExecutionMode.ValueType, available: tuple[str, ...], *, has_tools: bool
+) -> None:
+    query = asked("Why?", mode=mode, available_tools=available, metadata=common.TaskMetadata(task_id="blank"))
+    running = asyncio.ensure_future(agent.ExecuteTask(query))
+    await answer(agent, "blank", "Because.")
+    assert (await running).result == "Because."
+    request = agent.desk.request("blank")
+    assert request.repository == (RepositoryRef(id="sample") if has_tools else None)  # the tests' empty one is called so
+    assert (request.about_text, request.tools) == (not has_tools, ("files.read",) if available else ())
+
+
 @pytest.mark.parametrize(
     ("available", "context"),
-    [(("no.tool",), {}), (("*",), {}), ((), {"allowed_tools": []}), (("files.read",), {"allowed_tools": ["files.list"]})],
+    [((), {"allowed_tools": []}), (("files.read",), {"allowed_tools": ["files.list"]})],
 )
 async def test_where_no_tool_is_left_it_is_said_at_once(
     agent: Agent, available: tuple[str, ...], context: dict[str, Any]
@@ -187,6 +236,34 @@ async def test_a_query_that_came_to_nothing_says_so(agent: Agent, status: Delibe
     await answer(agent, "q-3", "", status=status, winner_id="", results=(), error_message="nobody knew")
     response = await running
     assert (response.status, response.error_message, response.final_state) == (code, "nobody knew", pb.AGENT_STATE_FAILED)
+
+
+async def test_usage_is_written_as_other_systems_read_it_and_as_it_was_before(agent: Agent) -> None:
+    request = asked("Why?", metadata=common.TaskMetadata(task_id="used"))
+    reading = asyncio.ensure_future(read(agent.StreamExecuteTask(request)))
+    async with asyncio.timeout(10):
+        while "used" not in agent.desk.known():
+            await asyncio.sleep(0)
+    await agent.desk.record("used", EventType.MODEL_CALLED, {"seat": "agent-dev-001", "model": "served-as-this"})
+    await answer(agent, "used", "Because.")
+    (result,) = [update.tool_result for update in await reading if update.tool_result.tool_id == "usage_metrics"]
+    told = json_format.MessageToDict(result.output)
+    assert told.pop("agents_used") == 1
+    assert told == {
+        "input_tokens": 10,
+        "output_tokens": 5,
+        "prompt_tokens": 10,
+        "completion_tokens": 5,
+        "total_tokens": 15,
+        "cost_usd": 0.5,
+        "model": told["model"],
+        "provider": told["provider"],
+    }
+    unary = asyncio.ensure_future(agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="unary"))))
+    await answer(agent, "unary", "Because.")
+    used = (await unary).metrics.token_usage
+    assert told["provider"] == used.provider == "llama.cpp"
+    assert told["model"]
 
 
 async def test_a_stream_plans_works_and_ends_with_the_whole_text(agent: Agent) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ import grpc.aio
 import pytest
 from google.protobuf import json_format
 
+from moothall.agents.tool_names import ALIASES
 from moothall.config import AgentSettings
 from moothall.domain.overview import Condition
 from moothall.errors import Temporary
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.common import common_pb2 as common
 from moothall.services.checkup import Probe
+from moothall.settings import AllSettings
 from moothall.tools.catalogue import CATALOGUE
+from moothall.wiring.rules import catalogue_of
 from support.agents import Agent, asked, refused, serving_agents
 from support.callers import OTHER, TOKEN
 from support.desk import MemoryDesk
@@ -83,6 +87,43 @@ async def test_what_cannot_be_run_is_refused_in_words(
 ) -> None:
     found, details = await refused(agent.ExecuteTask(asked(context=context, available_tools=available)))
     assert (found, words in details) == (code, True), details
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "tool", "arguments"),
+    [
+        ("file_read", {"path": "a.py", "offset": 3, "limit": 5}, "files.read", {"path": "a.py", "start": 3, "lines": 5}),
+        ("file_read", {"path": "a.py", "offset": 0, "limit": None}, "files.read", {"path": "a.py"}),
+        ("file_write", {"path": "a.py", "content": ""}, "files.write", {"path": "a.py", "content": ""}),
+        (
+            "file_edit",
+            {"path": "a", "old_text": "x", "new_text": ""},
+            "files.edit",
+            {"path": "a", "old": "x", "new": ""},
+        ),
+        ("file_search", {"query": "x", "include": "*.py"}, "files.search", {"pattern": "x", "glob": "*.py"}),
+    ],
+)
+async def test_a_tool_runs_by_the_name_that_other_systems_give_it(
+    agent: Agent, name: str, given: dict[str, Any], tool: str, arguments: dict[str, Any]
+) -> None:
+    one = asked(context={"tool_parameters": {"tool": name, **given}, "allowed_tools": [name]}, available_tools=(name,))
+    several = asked(context={"tool_calls": [{"tool": name, "parameters": given}]})
+    for response in (await agent.ExecuteTask(one), await agent.ExecuteTask(several)):
+        (call,) = response.tool_calls
+        assert (response.status, call.name) == (common.STATUS_CODE_OK, tool), response.error_message
+        assert json_format.MessageToDict(call.parameters) == arguments
+
+
+def test_the_document_has_the_table_of_names() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "doors.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| `([\w.]+)` \| (.*) \|$", text, re.MULTILINE)
+    told = {name: (tool, dict(re.findall(r"`(\w+)` as `(\w+)`", arguments))) for name, tool, arguments in rows}
+    assert told == {name: (alias.tool, dict(alias.arguments)) for name, alias in ALIASES.items()}
+    there = catalogue_of(AllSettings())
+    assert {alias.tool for alias in ALIASES.values()} <= there.keys()
+    for alias in ALIASES.values():
+        assert set(alias.arguments.values()) <= there[alias.tool].schema(None)["properties"].keys()
 
 
 async def test_a_sequence_runs_four_at_a_time_and_answers_in_order(agent: Agent) -> None:

@@ -127,17 +127,17 @@ async def test_where_no_tools_are_involved_its_text_is_told_while_it_comes(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "said"),
+    ("status", "seconds", "error", "said"),
     [
-        (DeliberationStatus.FAILED, ModelReplyInvalid, "says: nobody knew"),
-        (DeliberationStatus.TIMEOUT, DeadlineExceeded, "nobody"),
+        (DeliberationStatus.FAILED, 30, ModelReplyInvalid, "says: nobody knew"),
+        (DeliberationStatus.TIMEOUT, 2, DeadlineExceeded, "was not done in time"),
     ],
 )
 async def test_a_stream_that_comes_to_nothing_says_so(
-    tmp_path: Path, status: DeliberationStatus, error: type[Exception], said: str
+    tmp_path: Path, status: DeliberationStatus, seconds: float, error: type[Exception], said: str
 ) -> None:
     async with elsewhere(tmp_path, 1) as house:
-        reply = asyncio.create_task(house.model.chat(about_text()))
+        reply = asyncio.create_task(house.model.chat(about_text(seconds)))
         await answer(house.replicas[0], TASK, status=status, error_message="nobody knew")
         with pytest.raises(error, match=said):
             await reply
@@ -190,6 +190,43 @@ async def test_what_a_stream_says_that_it_used_is_a_count_or_nothing(tmp_path: P
         replica.stub = Streams(replica.stub, pb.TaskUpdate(tool_result=told), end)
         reply = await house.model.chat(about_text())
     assert (json.loads(reply.text)["result"], reply.usage, reply.model) == ("done", Usage(calls=1), "")
+
+
+@pytest.mark.parametrize(
+    ("told", "used"),
+    [
+        (
+            {"input_tokens": 12, "output_tokens": 7, "total_tokens": 19, "cost_usd": 0.25, "model": "m", "provider": "p"},
+            Usage(prompt_tokens=12, completion_tokens=7, calls=1, cost_usd=0.25),
+        ),
+        ({"prompt_tokens": 12, "completion_tokens": 7}, Usage(prompt_tokens=12, completion_tokens=7, calls=1)),
+        ({"input_tokens": "12", "output_tokens": None, "total_tokens": 19}, Usage(prompt_tokens=19, calls=1)),
+        ({"total_tokens": 19}, Usage(prompt_tokens=19, calls=1)),
+        (None, Usage(calls=1)),
+    ],
+)
+async def test_usage_is_read_as_other_systems_write_it_with_the_end_or_not_at_all(
+    tmp_path: Path, told: dict[str, Any] | None, used: Usage
+) -> None:
+    end = pb.TaskUpdate(state=pb.AGENT_STATE_COMPLETED, message="done", progress=1.0)
+    if told is not None:
+        result = common.ToolResult(tool_id="usage_metrics", output=convert.value(told), status=common.STATUS_CODE_OK)
+        end.tool_result.CopyFrom(result)
+    async with elsewhere(tmp_path, 1) as house:
+        replica = house.model._replicas[0]
+        replica.stub = Streams(replica.stub, pb.TaskUpdate(state=pb.AGENT_STATE_EXECUTING, delta="done"), end)
+        reply = await house.model.chat(about_text())
+    assert (json.loads(reply.text)["result"], reply.usage) == ("done", used)
+
+
+async def test_a_stream_that_failed_is_no_answer_whatever_its_usage_says(tmp_path: Path) -> None:
+    told = common.ToolResult(tool_id="usage_metrics", output=convert.value({"input_tokens": 1}), status=common.STATUS_CODE_OK)
+    end = pb.TaskUpdate(state=pb.AGENT_STATE_FAILED, message="nobody knew", tool_result=told)
+    async with elsewhere(tmp_path, 1) as house:
+        replica = house.model._replicas[0]
+        replica.stub = Streams(replica.stub, end)
+        with pytest.raises(ModelReplyInvalid, match="says: nobody knew"):
+            await house.model.chat(about_text())
 
 
 async def test_of_two_the_one_with_more_room_is_asked(tmp_path: Path) -> None:

@@ -1,0 +1,64 @@
+"""Tools by the names that other systems give them. docs/doors.md has the same table; a test compares."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moothall.domain.tool import Action
+from moothall.errors import InvalidRequest
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """The tool that another name stands for, and what its arguments are called there."""
+
+    tool: str
+    arguments: Mapping[str, str] = field(default_factory=dict)
+
+
+ALIASES: Mapping[str, Alias] = {
+    "bash": Alias("code.shell"),
+    "browser": Alias("browser.run"),
+    "code_executor": Alias("code.python"),
+    "diff_files": Alias("files.diff", {"path_a": "path", "path_b": "other"}),
+    "file_delete": Alias("files.delete"),
+    "file_edit": Alias("files.edit", {"old_text": "old", "new_text": "new"}),
+    "file_list": Alias("files.list", {"pattern": "glob"}),
+    "file_read": Alias("files.read", {"offset": "start", "limit": "lines"}),
+    "file_search": Alias("files.search", {"query": "pattern", "include": "glob"}),
+    "file_write": Alias("files.write"),
+    "python_executor": Alias("code.python", {"session_id": "session"}),
+    "session_file_list": Alias("files.list", {"filter_pattern": "glob"}),
+    "session_file_write": Alias("files.write"),
+    "web_fetch": Alias("web.fetch"),
+    "web_search": Alias("web.search"),
+}
+"""By name. Arguments that are not listed keep their names; those that our tool does not know are refused like any other."""
+
+
+def tool_name(name: str) -> str:
+    """Return the name of the tool in the catalogue."""
+    alias = ALIASES.get(name)
+    return alias.tool if alias else name
+
+
+def tool_action(name: str, arguments: Mapping[str, Any]) -> Action:
+    """Return a call by any name as one of a tool in the catalogue. Other systems write null and 0 for arguments that are left out."""
+    alias = ALIASES.get(name)
+    if alias is None:
+        return Action(name, arguments)
+    given = {key: value for key, value in arguments.items() if value is not None and not (key in alias.arguments and value == 0)}
+    return Action(alias.tool, {alias.arguments.get(key, key): value for key, value in given.items()})
+
+
+def check_names(names: Iterable[str], known: Collection[str], field: str) -> tuple[str, ...]:
+    """Return the names of tools in the catalogue, each once. Raises `InvalidRequest` for those that are none."""
+    found = tuple(dict.fromkeys(map(tool_name, names)))
+    if unknown := [name for name in found if name not in known]:
+        shown = ", ".join(repr(name[:80]) for name in unknown[:_SHOWN]) + (", …" if len(unknown) > _SHOWN else "")
+        raise InvalidRequest(f"{field} names tools that do not exist: {shown}; DiscoverTools lists those that there are")
+    return found

@@ -1,0 +1,85 @@
+"""What a query used, as AgentService tells it: in `TokenUsage`, and on a stream as the tool result `usage_metrics`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+from google.protobuf import struct_pb2
+
+from moothall.config import LlmSettings
+from moothall.domain.budget import Usage
+from moothall.pb.shannon.common import common_pb2 as common
+
+USAGE = "usage_metrics"
+"""The id of the tool result by which a stream tells what it used."""
+MOST_TOKENS = 2**31 - 1
+"""The most that a field of the wire can hold."""
+_TIERS = {
+    "": common.MODEL_TIER_UNSPECIFIED,
+    "small": common.MODEL_TIER_SMALL,
+    "medium": common.MODEL_TIER_MEDIUM,
+    "large": common.MODEL_TIER_LARGE,
+}
+_INPUT, _OUTPUT = ("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens")
+"""Spellings, the one that is preferred first."""
+
+
+def token_usage(usage: Usage, llm: LlmSettings, served: str) -> common.TokenUsage:
+    """Return the message for what calls of a model used; without calls it names no model. `served`: the model's name at its server."""
+    message = common.TokenUsage(
+        prompt_tokens=min(usage.prompt_tokens, MOST_TOKENS),
+        completion_tokens=min(usage.completion_tokens, MOST_TOKENS),
+        total_tokens=min(usage.tokens, MOST_TOKENS),
+        cost_usd=usage.cost_usd,
+    )
+    if usage.calls:
+        message.model, message.tier, message.provider = llm.model or served, _TIERS[llm.tier], provider_of(llm)
+    return message
+
+
+def usage_metrics(usage: common.TokenUsage) -> dict[str, Any]:
+    """Return the output of the tool result `usage_metrics`, with both spellings of the tokens."""
+    metrics: dict[str, Any] = dict.fromkeys(_INPUT, usage.prompt_tokens) | dict.fromkeys(_OUTPUT, usage.completion_tokens)
+    told = {"total_tokens": usage.total_tokens, "cost_usd": usage.cost_usd, "model": usage.model, "provider": usage.provider}
+    return metrics | told
+
+
+def read_usage(output: struct_pb2.Value) -> common.TokenUsage:
+    """Return what a remote agent says that it used, in either spelling. A field that is not plausible is treated as missing."""
+    metrics = dict(output.struct_value.fields)
+    return common.TokenUsage(
+        prompt_tokens=_first_count(metrics, _INPUT),
+        completion_tokens=_first_count(metrics, _OUTPUT),
+        total_tokens=_first_count(metrics, ("total_tokens",)),
+        cost_usd=max(0.0, _number(metrics.get("cost_usd"))),
+        model=_text(metrics.get("model")),
+        provider=_text(metrics.get("provider")),
+    )
+
+
+def provider_of(llm: LlmSettings) -> str:
+    """Return the name of a model's provider: `llm.provider`, else by what serves it."""
+    return llm.provider or ("openai-compatible" if llm.base_url else "llama.cpp")
+
+
+def _first_count(metrics: Mapping[str, struct_pb2.Value], names: tuple[str, ...]) -> int:
+    """Return the first of these that is a count above 0."""
+    numbers = (_number(metrics.get(name)) for name in names)
+    return next((int(number) for number in numbers if 1 <= number <= MOST_TOKENS), 0)
+
+
+def _number(value: struct_pb2.Value | None) -> float:
+    """Return a number, which some servers write as text; 0 for anything else."""
+    if value is None or value.WhichOneof("kind") not in {"number_value", "string_value"}:
+        return 0.0
+    try:
+        number = value.number_value or float(value.string_value or 0)
+    except ValueError:
+        return 0.0
+    return number if isfinite(number) else 0.0
+
+
+def _text(value: struct_pb2.Value | None) -> str:
+    return "" if value is None else value.string_value
