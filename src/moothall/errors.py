@@ -77,6 +77,12 @@ class AuditUnavailable(Temporary):
     code = "AUDIT_UNAVAILABLE"
 
 
+class FleetUnavailable(Temporary):
+    """Ray did not start on this machine, or not within its time."""
+
+    code = "RAY_UNAVAILABLE"
+
+
 class GraphUnavailable(Temporary):
     """The graph did not take or give anything. It is behind the log, so nothing is lost."""
 

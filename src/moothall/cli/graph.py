@@ -12,6 +12,7 @@ from moothall.cli.options import example, json_option
 from moothall.cli.run import print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
+from moothall.domain.ids import check_id
 from moothall.errors import InvalidRequest
 
 
@@ -41,6 +42,11 @@ def questions() -> None:
 @click.option("--file", "path", default="", help="provenance: a file, from the repository's root.")
 @click.option("--line", type=click.IntRange(1, 2**31 - 1), help="provenance: a line of that file, from 1.")
 @click.option("--ref", default="", help="provenance: a branch, tag or commit; HEAD by default.")
+@click.option(
+    "--tenant",
+    default="",
+    help="Whose data. By default provenance takes it from the branch or the commit; other questions ask about yours.",
+)
 @json_option
 @with_settings()
 async def query(
@@ -52,6 +58,7 @@ async def query(
     path: str,
     line: int | None,
     ref: str,
+    tenant: str,
     as_json: bool,
 ) -> int:
     """Ask one of the named QUESTIONS (`moothall graph questions` lists them).
@@ -60,13 +67,15 @@ async def query(
     that commit does. Exit code 1 where there is no answer.
     """
     given = dict(_pair(text) for text in parameters)
+    named = given.pop("tenant", "")
+    tenant = check_id(tenant or named, "--tenant") if tenant or named else ""
     if repo or path or line or ref:
         if question != "provenance":
             raise InvalidRequest(f"--repo, --file, --line and --ref belong to provenance, not to {question[:60]}")
         if not (repo and path and line):
             raise InvalidRequest("a line is named by --repo, --file and --line together")
-        return await _query_line(settings, given, (repo, ref, path, line), as_json=as_json)
-    return await _query(settings, question, given, as_json=as_json)
+        return await _query_line(settings, given, (repo, ref, path, line), tenant, as_json=as_json)
+    return await _query(settings, question, {**given, "tenant": tenant or LOCAL.tenant}, as_json=as_json)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -80,10 +89,9 @@ async def _query(settings: Settings, question: str, given: Mapping[str, str], *,
     from moothall.graph.questions import prepare
     from moothall.wiring.graph import open_answers
 
-    asked = {"tenant": LOCAL.tenant, **given}
-    prepare(question, asked)  # a wrong question needs no graph
+    prepare(question, given)  # a wrong question needs no graph
     async with open_answers(settings) as answers:
-        rows = await answers.ask(question, **asked)
+        rows = await answers.ask(question, **given)
     if as_json:
         print_json(rows)
     else:
@@ -91,14 +99,16 @@ async def _query(settings: Settings, question: str, given: Mapping[str, str], *,
     return 0 if rows else EXIT_NONE
 
 
-async def _query_line(settings: Settings, given: Mapping[str, str], place: tuple[str, str, str, int], *, as_json: bool) -> int:
+async def _query_line(
+    settings: Settings, given: Mapping[str, str], place: tuple[str, str, str, int], tenant: str, *, as_json: bool
+) -> int:
     from dataclasses import asdict
 
     from moothall.cli.plain import plain
     from moothall.wiring.repository import line_provenance
 
     _, _, path, line = place
-    origin, rows = await line_provenance(settings, place, given)
+    origin, rows = await line_provenance(settings, place, given, tenant)
     if as_json:
         print_json({"line": asdict(origin), "proposals": rows})
     else:

@@ -88,7 +88,7 @@ async def why(call: Call, file: str, line: int, repository: str = ".", ref: str 
     """Return where a line of a file comes from: its commit, and of a commit that a council made the story, task, proposal, reviews, test
     runs and approver. `file` is relative to the repository's root, `line` counts from 1.
     """
-    origin, rows = await line_provenance(_house(call).settings, (repository, ref, file, line))
+    origin, rows = await line_provenance(_house(call).settings, (repository, ref, file, line), tenant=LOCAL.tenant)
     return {"line": asdict(origin), "proposals": [dict(row) for row in rows]}
 
 

@@ -98,9 +98,10 @@ class SeatLines:
         now = time.monotonic()
         for name, line in self._lines.items():
             waited = now - line.since
-            words = f"{self._progress.percent} %  {line.words}" if name == _COUNCIL else line.words
-            waits = line.waits if line.waits and (not line.words or waited > _WAIT_SECONDS) and line.waits != ENDED else ""
-            shown = "  ".join(part for part in (words, waits) if part)
+            percent = f"{self._progress.percent} %" if name == _COUNCIL else ""
+            waits = "" if line.waits == ENDED else line.waits
+            # What it waits for comes first: a narrow terminal cuts the end.
+            shown = "  ".join(part for part in (percent, waits, line.words) if part)
             ended = line.waits == ENDED
             clock = "" if ended or waited <= _WAIT_SECONDS else f"{waited:.0f} s"
             bold = "bold" if name == _COUNCIL else "bold cyan"
@@ -121,6 +122,9 @@ class Narrator:
         self._stop: Callable[[], None] = lambda: None
         self._live = None if quiet or verbose or not self.console.is_terminal else self._board
         self._waiting: asyncio.TimerHandle | None = None
+        self._awaited = ""
+        """What was printed last of what is waited for."""
+        self._said = ""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -146,7 +150,8 @@ class Narrator:
         """Say what is being set up: on the council's live line, or printed."""
         if self._live is not None:
             self._board.tell(line)
-        else:
+        elif line != self._said:
+            self._said = line
             self._line(Text(f"{'':<16}{plain(line)}", style="dim"))
 
     def note(self, line: str) -> None:
@@ -189,7 +194,8 @@ class Narrator:
 
     def waits(self) -> None:
         """Print what seats wait for, if any is at work."""
-        if awaited := self._board.awaited:
+        if (awaited := self._board.awaited) and awaited != self._awaited:
+            self._awaited = awaited
             self.say(awaited)
 
 

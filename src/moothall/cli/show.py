@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -202,10 +202,27 @@ def _show_ranking(console: Console, outcome: Outcome) -> None:
             str(result.rank), result.answer, f"{result.score:.2f}", _yes(result.passed_gates), _yes(result.proven), lines
         )
     console.print(table)
-    for result in outcome.results:
-        console.print(Text(f"{result.rank}. {result.answer}", style="bold cyan"))
-        for reason in result.reasons:
-            console.print(Padding(Text(plain(reason)), (0, 0, 0, 3)))
+    for results, reasons in _group_reasons(outcome.results):
+        if len(results) == len(outcome.results) > 1:
+            heading = f"All {len(results)} candidates"
+        elif len(results) > 1:
+            heading = ", ".join(f"{result.rank}. {result.answer}" for result in results)
+        else:
+            heading = f"{results[0].rank}. {results[0].answer}"
+        console.print(Text(heading, style="bold cyan"))
+        for reason in reasons:
+            console.print(Padding(Text(plain(reason)), (0, 0, 0, 3), expand=False))
+
+
+def _group_reasons(results: Sequence[Result]) -> list[tuple[tuple[Result, ...], list[str]]]:
+    """Return reasons by the results that have them, each once: those of several results first, then each result's own."""
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for reason in dict.fromkeys(reason for result in results for reason in result.reasons):
+        groups.setdefault(tuple(at for at, result in enumerate(results) if reason in result.reasons), []).append(reason)
+    for at in range(len(results)):
+        groups.setdefault((at,), [])
+    order = sorted(groups, key=lambda at: (len(at) == 1, -len(at), at))
+    return [(tuple(results[one] for one in at), groups[at]) for at in order]
 
 
 def _yes(value: bool) -> Text:  # noqa: FBT001 - it is what is shown

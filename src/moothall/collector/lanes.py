@@ -17,7 +17,8 @@ _WAITS: Mapping[EventType, str] = {
     EventType.SEAT_FAILED: ENDED,
     EventType.SEAT_FINISHED: ENDED,
 }
-AWAITED = frozenset(_WAITS.values()) - {ENDED}
+_WAITS_ABOUT_TEXT = {**_WAITS, EventType.SEAT_PROPOSED: "waits for the reviews", EventType.SEAT_REVISED: "waits for the reviews"}
+AWAITED = frozenset({*_WAITS.values(), *_WAITS_ABOUT_TEXT.values()}) - {ENDED}
 """What a seat at work may wait for, in words."""
 
 
@@ -25,7 +26,7 @@ AWAITED = frozenset(_WAITS.values()) - {ENDED}
 class Lane:
     """What one seat did so far. `waits` says for what it waits, or that it has ended; `said` is what the model said last, `tools` are its last tool
     calls with how each ended, the latest last, of `called`; `checks` are those of its last turn that ran any, `told` the ids of what was said to it, as far as it heard that. `began` and `ended` are RFC 3339 in UTC,
-    empty where they are not known.
+    empty where they are not known. `about_text`: no repository, so that nothing is re-checked.
     """
 
     seat: str
@@ -40,6 +41,7 @@ class Lane:
     told: tuple[str, ...] = ()
     began: str = ""
     ended: str = ""
+    about_text: bool = False
 
 
 Lanes = Mapping[str, Lane]
@@ -50,11 +52,14 @@ def advance(lanes: Lanes, recorded: Recorded) -> Lanes:
     event = recorded.event
     if event.type is EventType.DELIBERATION_REQUESTED:
         seats = event.data.get("seats")
-        return {seat: Lane(seat) for seat in seats if isinstance(seat, str)} if isinstance(seats, list | tuple) else lanes
+        about_text = not event.data.get("base_sha")
+        named = seats if isinstance(seats, list | tuple) else ()
+        return {seat: Lane(seat, about_text=about_text) for seat in named if isinstance(seat, str)} or lanes
     seat = event.data.get("seat")
     if not isinstance(seat, str) or (lane := lanes.get(seat)) is None:
         return lanes
-    lane = replace(lane, waits=_WAITS.get(event.type, lane.waits))
+    waits = _WAITS_ABOUT_TEXT if lane.about_text else _WAITS
+    lane = replace(lane, waits=waits.get(event.type, lane.waits))
     time = event.time or recorded.extra.get("time", "")
     if event.type is EventType.SEAT_STARTED:
         lane = replace(lane, began=time)

@@ -41,6 +41,7 @@ class Progress:
         """What the council as a whole is at, in a word or two."""
         state, lanes = self.state or DeliberationState(""), self.lanes.values()
         proposed = {fact.value.seat for fact in state.proposals.values()}
+        all_proposed = all(lane.seat in proposed or lane.waits == ENDED for lane in lanes)
         phases = {
             "decided": self.status.ended,
             "stopping": state.cancelled is not None,
@@ -49,8 +50,10 @@ class Progress:
             "asked for": state.started is None,
             "ranking": bool(lanes) and all(lane.waits == ENDED for lane in lanes),
             "revising": any(lane.phase == "revise" for lane in lanes),
-            "reviewing": bool(state.reviews) or any(lane.phase == "critique" for lane in lanes),
-            "re-checking": all(lane.seat in proposed or lane.waits == ENDED for lane in lanes),
+            "reviewing": bool(state.reviews)
+            or any(lane.phase == "critique" for lane in lanes)
+            or (all_proposed and any(lane.about_text for lane in lanes)),
+            "re-checking": all_proposed,
         }
         return next((name for name, holds in phases.items() if holds), "proposing")
 

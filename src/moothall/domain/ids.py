@@ -43,6 +43,11 @@ def key_of(value: str, tenant: str) -> str:
     return value if tenant == LOCAL_TENANT else f"{tenant}_{value}"
 
 
+def tenant_of(key: str) -> str:
+    """Return the tenant that a key names, empty for one of the tenant `local` and for what is no key."""
+    return key.partition("_")[0] if "_" in key and _KEY.fullmatch(key) else ""
+
+
 def own_id(key: str, tenant: str) -> str:
     """Return what a tenant calls what the house calls `key`, or what begins with a key."""
     return key if tenant == LOCAL_TENANT else key.removeprefix(f"{tenant}_")

@@ -17,7 +17,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from moothall.config import RaySettings
-from moothall.errors import ConfigurationError, Temporary
+from moothall.domain.text import one_line
+from moothall.errors import ConfigurationError, FleetUnavailable, Temporary
 from moothall.fleet.folder import ray_folder
 from moothall.fleet.in_process import Alive
 from moothall.fleet.owner import end_with, process_of
@@ -157,7 +158,7 @@ async def _all_ready(hosts: list[Any], seconds: float) -> None:
         async with asyncio.timeout(seconds):
             await asyncio.gather(*(host.ready.options(max_task_retries=0).remote() for host in hosts))
     except TimeoutError as error:
-        raise Temporary(f"the fleet's hosts were not ready within {seconds:.0f} s") from error
+        raise FleetUnavailable(f"the hosts on Ray were not ready within {seconds:.0f} s") from error
 
 
 async def _stop_all(hosts: list[Any], runs: list[Any]) -> None:
@@ -200,7 +201,10 @@ def _make_host(name: str, main: HostMain, node: str) -> Any:
 
 @asynccontextmanager
 async def cluster(settings: RaySettings) -> AsyncIterator[None]:
-    """A connection to the configured cluster, or a Ray of our own on loopback that ends with it."""
+    """A connection to the configured cluster, or a Ray of our own on loopback that ends with it.
+
+    Raises `ConfigurationError` for a cluster that cannot be reached, `FleetUnavailable` if our own does not start.
+    """
     if settings.address is not None:
         async with _connection(f"at {settings.address}", {"address": settings.address}):
             await check_access(settings, str(ray.get_runtime_context().gcs_address))
@@ -251,14 +255,15 @@ async def _connection(where: str, options: dict[str, Any]) -> AsyncIterator[None
         await asyncio.wait({starting})
         await asyncio.to_thread(ray.shutdown)
         raise
-    except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError) as error:
+    except Exception as error:
+        if options["address"] == "local":  # Ray raises any class, and the bare one for a node that is late on a loaded machine
+            await asyncio.to_thread(ray.shutdown)  # what has started of it
+            raise FleetUnavailable(f"Ray did not start {where}: {one_line(str(error))}") from error
+        known = isinstance(error, ConnectionError | ray.exceptions.RayError | RuntimeError | ValueError)
+        if not known and type(error) is not Exception:
+            raise
         why = await explain_refusal(str(options["address"]))
         raise ConfigurationError(f"Ray could not be started or reached {where}: {error}{why}") from error
-    except Exception as error:
-        if type(error) is not Exception:
-            raise
-        # Ray's word for a node that does not come up in time, on a machine with too much to do, is the bare class.
-        raise ConfigurationError(f"Ray could not be started {where}: {error}") from error
     _take_back_sigterm()
     try:
         # Ray tells of a worker's death on stdout, where callers expect our own document only.

@@ -30,6 +30,7 @@ _STOP_SECONDS = 3.0
 _PAUSE_SECONDS, _LONGEST_PAUSE = 0.5, 30.0
 _STEADY_SECONDS = 60.0
 _LOG_BYTES = 5_000_000
+_STEP = 10  # percent of a download
 
 
 @asynccontextmanager
@@ -44,7 +45,7 @@ async def local_model_server(settings: LlmSettings, data_dir: Path, on_progress:
         raise ConfigurationError(
             "the local model needs the extra `embedded` (pip install 'moothall[embedded]'); or name a server with MOOTHALL_LLM__BASE_URL"
         )
-    weights = await fetch_weights(settings, data_dir, _percents(on_progress))
+    weights = await fetch_weights(settings, data_dir, download_progress(on_progress))
     serve = Serve(
         model=str(weights),
         name=settings.model or weights.name.removesuffix(".gguf"),
@@ -65,14 +66,14 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def _percents(tell: Callable[[str], None]) -> Callable[[int, int], None]:
-    """Turn bytes into a sentence at each new percent."""
-    last = -1
+def download_progress(tell: Callable[[str], None]) -> Callable[[int, int], None]:
+    """Turn bytes into a sentence at each tenth, forwards alone: another source begins anew, and pip moves what it has fetched."""
+    last = -_STEP
 
     def tell_percent(done: int, total: int) -> None:
         nonlocal last
-        percent = done * 100 // total
-        if percent != last:
+        percent = min(done * 100 // total, 100) // _STEP * _STEP
+        if percent > last:
             last = percent
             tell(f"fetching the local model, once: {percent} % of {total // 1_000_000} MB")
 

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 from typing import Any
 
+from moothall.aio import leaves
 from moothall.config import MetricsSettings, Settings, secret_values
 from moothall.config.models import DEFAULT
 from moothall.council.prompting.survey import Surveyor
@@ -19,7 +20,7 @@ from moothall.council.protocols import Parts
 from moothall.council.recording import NamedModel
 from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
-from moothall.errors import ConfigurationError
+from moothall.errors import ConfigurationError, FleetUnavailable, MoothallError
 from moothall.fleet import in_process
 from moothall.fleet.host import Host
 from moothall.fleet.in_process import Alive
@@ -145,24 +146,68 @@ Hosting = Callable[[Bus, str, str], AbstractAsyncContextManager[Alive]]
 
 
 @asynccontextmanager
-async def open_fleet(settings: Settings, *, on_ray: bool, instance: str = "") -> AsyncIterator[Hosting]:
-    """Start what hosts need and yield what starts the hosts. Raises `ConfigurationError` where Ray is wanted and does not come.
-    `instance` is in the names of the hosts, where other processes have some.
+async def open_fleet(
+    settings: Settings, *, on_ray: bool, instance: str = "", fall_back: Callable[[str], None] | None = None
+) -> AsyncIterator[Hosting]:
+    """Start what hosts need and yield what starts the hosts. `instance` is in the names of the hosts, where other processes have some.
+
+    If a Ray of our own does not start, or its hosts are not ready in time, hosts run in this process, and `fall_back` is told so.
+    Without it `FleetUnavailable` is raised. Raises `ConfigurationError` if Ray is not installed or cannot be reached at its address.
     """
-    if not on_ray:
 
-        def here(bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
-            main = functools.partial(host_beside, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
-            return in_process.hosting(settings.ray.hosts, functools.partial(_with_instance, instance, main))
+    def here(bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
+        main = functools.partial(host_beside, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
+        return in_process.hosting(settings.ray.hosts, functools.partial(_with_instance, instance, main))
 
-        yield here
-        return
+    hosting: Hosting = here
+    async with AsyncExitStack() as stack:
+        if on_ray:
+            try:
+                by_ray = await stack.enter_async_context(_open_ray(settings, instance))
+            except FleetUnavailable as error:
+                _fall_back(error, fall_back)
+            else:
+                hosting = by_ray if settings.ray.address else first_ready(by_ray, here, fall_back)
+        yield hosting
+
+
+def first_ready(first: Hosting, second: Hosting, fall_back: Callable[[str], None] | None) -> Hosting:
+    """Return what starts the hosts by `first`, or by `second` if those are not ready in time."""
+
+    @asynccontextmanager
+    async def hosting(bus: Bus, bus_url: str, model_url: str) -> AsyncIterator[Alive]:
+        async with AsyncExitStack() as stack:
+            try:
+                alive = await stack.enter_async_context(first(bus, bus_url, model_url))
+            except ExceptionGroup as group:
+                late, others = group.split(FleetUnavailable)
+                if late is None or others is not None:
+                    raise
+                _fall_back(next(leaves(late)), fall_back)
+                alive = await stack.enter_async_context(second(bus, bus_url, model_url))
+            yield alive
+
+    return hosting
+
+
+def _fall_back(error: MoothallError, tell: Callable[[str], None] | None) -> None:
+    """Tell that hosts run in this process. Raises `FleetUnavailable` that names the setting if nobody is to be told."""
+    if tell is None:
+        raise FleetUnavailable(
+            f"{error.message}. Set MOOTHALL_RAY__MODE=process to run hosts without Ray, or start again when the machine has less to do"
+        ) from error
+    tell(f"hosts run in this process instead of Ray: {error.message}")
+
+
+@asynccontextmanager
+async def _open_ray(settings: Settings, instance: str) -> AsyncIterator[Hosting]:
     try:  # in a thread, for it takes a second, in which the model begins to load
         ray_fleet: Any = await asyncio.to_thread(importlib.import_module, "moothall.fleet.ray_fleet")
     except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            "Ray is not installed: pip install 'moothall[fleet]', or set MOOTHALL_RAY__MODE=process"
-        ) from error
+        missing = "Ray is not installed: pip install 'moothall[fleet]'"
+        if settings.ray.address is None:
+            raise FleetUnavailable(missing) from error
+        raise ConfigurationError(missing) from error
 
     def by_ray(_bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
         given: dict[str, Any] = {

@@ -141,7 +141,11 @@ async def _build(
         tell(f"starting {' and '.join(('the bus', *starting))}".replace(" and Ray and", ", Ray and"))
     ending = stack.enter_context(ExitStack())
     named = instance(settings, ending) if serving else ""
-    fleet = await stack.enter_async_context(start_beside(open_fleet(settings, on_ray=on_ray, instance=named)))
+    fleet = await stack.enter_async_context(
+        start_beside(
+            open_fleet(settings, on_ray=on_ray, instance=named, fall_back=None if serving or settings.ray.address else tell)
+        )
+    )
     model = await stack.enter_async_context(start_beside(model_url(settings.llm, settings.data_dir, tell, needed=hosts)))
     with say_if_slow(tell, "the bus"):
         url = await stack.enter_async_context(bus_url(settings.bus, settings.data_dir))

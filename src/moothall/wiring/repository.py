@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,13 +18,14 @@ from moothall.aio import leaves
 from moothall.config import Settings
 from moothall.domain import codec
 from moothall.domain.identity import LOCAL
+from moothall.domain.ids import tenant_of
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import ConfigurationError, InvalidRequest, MoothallError, NotFound, RepositoryError
 from moothall.ports import NOTHING
 from moothall.repositories import sources
 from moothall.repositories.applying import apply_to_files, changed_files
-from moothall.repositories.blame import LineOrigin, origin_of
+from moothall.repositories.blame import LineOrigin, message_of, origin_of
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.ownfile import commands_of, to_toml, write_own
 from moothall.repositories.profile import OWN_FILE, Commands, parse_own
@@ -37,6 +39,8 @@ if TYPE_CHECKING:  # imported where a server is asked
     from moothall.services.remote import RemoteKernel
 
 _SHOWN = 5
+_TRAILER = re.compile(r"(?m)^[A-Za-z-]{1,40}: (\S{1,140})$")
+"""A line of a commit message that may name a deliberation."""
 
 
 async def find_repository(settings: Settings, named: NamedRepository) -> RepositoryRef | None:
@@ -143,29 +147,39 @@ def _git(settings: Settings) -> GitRunner:
 
 
 async def line_provenance(
-    settings: Settings, place: tuple[str, str, str, int], given: Mapping[str, str] = NOTHING
+    settings: Settings, place: tuple[str, str, str, int], given: Mapping[str, str] = NOTHING, tenant: str = ""
 ) -> tuple[LineOrigin, Sequence[Mapping[str, Any]]]:
-    """Return which commit a line comes from (repository, ref, path, line), and what the graph knows of that; `given` are further parameters of the
-    question. Raises what `line_origin` raises, `GraphUnavailable`.
+    """Return which commit a line comes from (repository, ref, path, line), and what the graph knows of that.
+
+    `given` are further parameters of the question. Without `tenant` it is that of the branch, of the registered repository, or of
+    the commit, whose message names its deliberation. Raises what `line_origin` raises, `GraphUnavailable`.
     """
     from moothall.wiring.graph import open_answers
 
-    origin = await line_origin(settings, *place)
-    asked = {"tenant": LOCAL.tenant, "path": origin.path, **given, "commit_sha": origin.commit}
+    origin, owner = await line_origin(settings, *place, tenant=tenant)
+    asked = {"tenant": tenant or owner, "path": origin.path, **given, "commit_sha": origin.commit}
     async with open_answers(settings) as answers:
         return origin, await answers.ask("provenance", **asked)
 
 
-async def line_origin(settings: Settings, where: str, ref: str, path: str, line: int) -> LineOrigin:
-    """Return which commit a line comes from, in a local repository or a registered one.
+async def line_origin(
+    settings: Settings, where: str, ref: str, path: str, line: int, *, tenant: str = ""
+) -> tuple[LineOrigin, str]:
+    """Return which commit a line comes from, in a local repository or a registered one, and the tenant of the commit's deliberation.
 
-    Raises `NotFound`, `InvalidRequest`, `RepositoryError`.
+    Without `tenant` a registered repository of any tenant is found. Raises `NotFound`, `InvalidRequest`, `RepositoryError`.
     """
+    of_branch = tenant_of(ref.rpartition("moothall/")[2])
     if not await asyncio.to_thread(os.path.exists, where):
-        return await trusted_repositories(settings).origin(where, ref, path, line, tenant=LOCAL.tenant)
+        repositories = trusted_repositories(settings)
+        owner = tenant or of_branch or (await asyncio.to_thread(repositories.registry.find, where)).tenant
+        return await repositories.origin(where, ref, path, line, tenant=owner), owner
     git = _git(settings)
     local = await sources.find_local(git, Path(where))
-    return await origin_of(git, local.git_dir, await sources.local_commit(git, local, ref), path, line)
+    origin = await origin_of(git, local.git_dir, await sources.local_commit(git, local, ref), path, line)
+    message = await message_of(git, local.git_dir, origin.commit)
+    of_commit = next(filter(None, (tenant_of(found[1]) for found in _TRAILER.finditer(message))), "")
+    return origin, tenant or of_branch or of_commit or LOCAL.tenant
 
 
 @dataclass(frozen=True, slots=True)

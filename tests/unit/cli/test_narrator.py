@@ -75,11 +75,11 @@ def test_the_board_has_a_line_a_seat_whatever_they_say() -> None:
     board = SeatLines()
     for seq, (kind, data) in enumerate(EVENTS, 1):
         board.take(recorded(kind, data, seq))
-    console = Console(file=io.StringIO(), width=60)
+    console = Console(file=io.StringIO(), width=80)
     console.print(board)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined] # it is the StringIO above
     assert len(lines) == 3
-    assert all(len(line) <= 60 for line in lines)
+    assert all(len(line) <= 80 for line in lines)
     assert lines[0].startswith("council")
     assert " %  at work" in lines[0]
     assert lines[1].startswith("agent-dev-001")
@@ -129,3 +129,37 @@ def test_elsewhere_it_is_said_that_the_council_itself_waits_for_the_model() -> N
     narrator.take(recorded(*EVENTS[3], 3))
     narrator.waits()
     assert console.file.getvalue().splitlines()[-1].strip() == f"{ONE} waits for the model"  # type: ignore[attr-defined] # as above
+
+
+def test_elsewhere_no_line_is_repeated_and_about_text_nothing_is_re_checked() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    narrator = Narrator(console=console)
+    asked = {"seats": [ONE, TWO], "role": "dev", "protocol": "vote", "max_turns": 4}
+    turn = {"seat": ONE, "turn": 1, "operations": []}
+    narrator.say("setting up")
+    narrator.say("setting up")
+    events: tuple[tuple[EventType, dict[str, Any]], ...] = (
+        (EventType.DELIBERATION_REQUESTED, asked),
+        (EventType.SEAT_STARTED, {"seat": ONE, "approach": ""}),
+        (EventType.SEAT_TURN, turn),
+        (EventType.SEAT_TURN, {**turn, "turn": 2}),
+        (EventType.SEAT_PROPOSED, {"seat": ONE, "proposal": {"diff": "", "content": "An old pond"}}),
+    )
+    for seq, (kind, data) in enumerate(events, 1):
+        narrator.take(recorded(kind, data, seq))
+        narrator.waits()
+    lines = [line.strip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined] # it is the StringIO above
+    assert len(lines) == len(set(lines))
+    assert lines[-1] == f"{ONE} waits for the reviews"
+
+
+def test_at_80_columns_what_a_seat_waits_for_is_whole() -> None:
+    board = SeatLines()
+    approach = "an approach that is described in more words than one line of a terminal has room for"
+    for seq, (kind, data) in enumerate((EVENTS[0], (EventType.SEAT_STARTED, {"seat": ONE, "approach": approach})), 1):
+        board.take(recorded(kind, data, seq))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(board)
+    line = console.file.getvalue().splitlines()[1]  # type: ignore[attr-defined] # it is the StringIO above
+    assert "waits for the model" in line
+    assert len(line) <= 80

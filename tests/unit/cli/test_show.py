@@ -112,3 +112,17 @@ def test_a_summary_is_added_and_one_that_cannot_be_written_is_said(tmp_path: Pat
     assert said.count("t: no winner (nobody <b>proposed</b>)") == 2
     with pytest.raises(InvalidRequest, match=r"the summary .* cannot be written: Is a directory"):
         summarize(outcome, DeliberationRequest("x", "DEV"), tmp_path)
+
+
+def test_reasons_of_several_answers_are_shown_once() -> None:
+    reasons = {1: ("passes", "proven", "first"), 2: ("passes", "proven", "second"), 3: ("passes", "third")}
+    results = tuple(
+        Result(rank, f"s-{rank}", "dev", 1.0, said, passed_gates=True, proven=True, diff=DIFF) for rank, said in reasons.items()
+    )
+    console = Console(file=io.StringIO(), width=80)
+    show_outcome(console, Outcome("t", DeliberationStatus.COMPLETED, winner_id="s-1", results=results))
+    lines = [line.strip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined] # it is the StringIO above
+    at = lines.index("All 3 candidates")
+    assert lines[at : at + 10] == [
+        *("All 3 candidates", "passes", "1. s-1, 2. s-2", "proven", "1. s-1", "first", "2. s-2", "second", "3. s-3", "third"),
+    ]

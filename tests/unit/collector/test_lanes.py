@@ -96,3 +96,10 @@ async def test_who_looks_again_sees_what_came_since_and_another_tenant_sees_noth
     assert all(lane.waits == ENDED for lane in after.lanes.values())
     with pytest.raises(NotFound):
         await overview.progress("task-a", Principal("eve", "elsewhere"))
+
+
+def test_of_text_nothing_is_re_checked() -> None:
+    asked = {"seats": [*SEATS], "role": "dev", "protocol": "vote"}
+    story = Story().add(EventType.DELIBERATION_REQUESTED, asked)
+    progress = progress_of(story.add(EventType.SEAT_PROPOSED, {"seat": ONE}).events)
+    assert progress.lanes[ONE].waits == "waits for the reviews"

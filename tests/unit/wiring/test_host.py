@@ -6,9 +6,17 @@ import asyncio
 import os
 import stat
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from moothall.errors import FleetUnavailable
+from moothall.fleet.in_process import Alive
+from moothall.testing.bus import MemoryBus
+from moothall.wiring.host import Hosting, first_ready
 
 HOST = """
 import asyncio, os, sys
@@ -45,3 +53,43 @@ async def test_a_host_that_makes_the_data_directory_makes_it_for_its_owner_alone
     )
     _, refused = await stranger.communicate()
     assert b"Permission denied" in refused
+
+
+def starting(error: Exception | None) -> Hosting:
+    """What starts hosts, or fails as that of Ray does: the error comes in a group."""
+
+    @asynccontextmanager
+    async def hosting(*_: Any) -> AsyncIterator[Alive]:
+        async with asyncio.TaskGroup():
+            if error is not None:
+                raise error
+        yield _count
+
+    return hosting
+
+
+LATE = FleetUnavailable("the hosts on Ray were not ready within 120 s")
+
+
+async def _count() -> tuple[int, int]:
+    return 1, 1
+
+
+async def test_hosts_that_ray_does_not_bring_in_time_run_in_this_process() -> None:
+    said: list[str] = []
+    async with first_ready(starting(LATE), starting(None), said.append)(MemoryBus(), "", "") as alive:  # type: ignore[arg-type] # not used
+        assert await alive() == (1, 1)
+    assert said == ["hosts run in this process instead of Ray: the hosts on Ray were not ready within 120 s"]
+
+
+async def test_in_a_server_it_is_an_error_that_names_the_setting() -> None:
+    with pytest.raises(FleetUnavailable, match="MOOTHALL_RAY__MODE=process") as caught:
+        async with first_ready(starting(LATE), starting(None), None)(MemoryBus(), "", ""):  # type: ignore[arg-type] # not used
+            pass
+    assert caught.value.code == "RAY_UNAVAILABLE"
+
+
+async def test_a_bug_of_a_host_is_not_taken_for_a_late_ray() -> None:
+    with pytest.raises(ExceptionGroup):
+        async with first_ready(starting(ValueError("a bug of a host")), starting(None), print)(MemoryBus(), "", ""):  # type: ignore[arg-type] # not used
+            pass

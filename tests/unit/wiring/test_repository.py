@@ -9,10 +9,10 @@ import pytest
 
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
-from moothall.errors import ConfigurationError, InvalidRequest, RepositoryError
+from moothall.errors import ConfigurationError, InvalidRequest, NotFound, RepositoryError
 from moothall.settings import load_settings
 from moothall.wiring.early import NamedRepository
-from moothall.wiring.repository import find_repository, unseen
+from moothall.wiring.repository import find_repository, line_origin, unseen
 from moothall.wiring.trusted import trusted_repositories
 from support.repos import Repo, make_sample
 
@@ -87,3 +87,21 @@ async def test_a_profile_that_is_none_is_named(settings: Settings, repo: Repo, t
     file.write_text("setup = 1\n", encoding="utf-8")
     with pytest.raises(RepositoryError, match=r"mine\.toml, line 1: setup"):
         await find_repository(settings, NamedRepository(str(repo.path), profile=file))
+
+
+async def test_whose_deliberation_a_line_comes_from_is_read_from_branch_commit_or_record(settings: Settings, repo: Repo) -> None:
+    async def owner(where: str, ref: str = "", tenant: str = "") -> str:
+        return (await line_origin(settings, where, ref, "src/utils.py", 1, tenant=tenant))[1]
+
+    here = str(repo.path)
+    assert await owner(here) == "local"
+    (repo.path / "src/utils.py").write_text("ONE = 1\n", encoding="utf-8")
+    repo.git("commit", "-qam", "One\n\nDeliberation: acme_task-1\nWinner: agent-dev-001 (proven)")
+    assert await owner(here) == "acme"
+    repo.git("branch", "moothall/globex_task-2")
+    assert await owner(here, "moothall/globex_task-2") == "globex"
+    assert await owner(here, tenant="local") == "local"
+    entry = await trusted_repositories(settings).register(here, tenant="initech")
+    assert await owner(entry.id) == "initech"
+    with pytest.raises(NotFound):
+        await owner(entry.id, tenant="local")
