@@ -30,7 +30,24 @@ ATTRIBUTES = """
 *.b16 working-tree-encoding=UTF-16BE
 *.latin working-tree-encoding=ISO-8859-1
 """
-ENDINGS = ["bat", "unix", "auto", "autocrlf", "old", "legacy", "raw", "only", "text", "macro", "w16", "l16", "b16", "latin", "strange", "none"]
+ENDINGS = [
+    "bat",
+    "unix",
+    "auto",
+    "autocrlf",
+    "old",
+    "legacy",
+    "raw",
+    "only",
+    "text",
+    "macro",
+    "w16",
+    "l16",
+    "b16",
+    "latin",
+    "strange",
+    "none",
+]
 CONTENTS = {
     "lf": b"one\ntwo\n",
     "crlf": b"one\r\ntwo\r\n",
