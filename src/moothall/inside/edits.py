@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 
 from moothall.inside.paths import ToolFailure, clean_for_writing
-from moothall.inside.texts import TextLimits, read_text, rows_of, write_text
+from moothall.inside.text_encodings import line_end, with_ends
+from moothall.inside.texts import TextLimits, read_encoded, rows_of, write_text
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
@@ -26,22 +27,22 @@ _ALIKE = 0.6
 def edit(root: int, args: Mapping[str, Any], limits: TextLimits) -> dict[str, Any]:
     """Replace `old`, which must occur exactly `count` times."""
     path = clean_for_writing(args["path"])
-    text = read_text(root, path, limits)
+    text, encoding = read_encoded(root, path, limits)
     made, replaced = replace(path, text, args["old"], args["new"], args.get("count", 1))
-    write_text(root, path, made, limits)
+    write_text(root, path, made, limits, encoding=encoding)
     return {"path": path, "replaced": replaced}
 
 
 def replace(path: str, text: str, old: str, new: str, count: int = 1) -> tuple[str, int]:
-    """Return the text with `old` replaced by `new`, and in how many places. Raises `ToolFailure`."""
+    """Return the text with `old` replaced by `new`, and in how many places. Line ends stay those of the file. Raises `ToolFailure`."""
     if not old:
         raise ToolFailure("old is empty; use files.append or files.write to add text", "invalid")
-    found = text.count(old)
-    if found:
-        if found != count:
-            lines = [text.count("\n", 0, place) + 1 for place in _places(text, old)]
-            raise ToolFailure(_wrong_count(path, lines, found, count))
-        return text.replace(old, new), found
+    for spelled in dict.fromkeys((old, with_ends(old, line_end(text)), with_ends(old, "\n"), with_ends(old, "\r\n"))):
+        if found := text.count(spelled):
+            if found != count:
+                lines = [text.count("\n", 0, place) + 1 for place in _places(text, spelled)]
+                raise ToolFailure(_wrong_count(path, lines, found, count))
+            return _replace_exactly(text, spelled, new), found
     rows, wanted = rows_of(text), _trim(old)
     if not any(row.strip() for row in wanted):
         raise ToolFailure(f"old is only spaces, and not found in {path!r}")
@@ -53,6 +54,24 @@ def replace(path: str, text: str, old: str, new: str, count: int = 1) -> tuple[s
     for at in reversed(spots):
         rows[at : at + len(wanted)] = _fit(rows[at : at + len(wanted)], wanted, new)
     return "".join(rows), len(spots)
+
+
+def _replace_exactly(text: str, old: str, new: str) -> str:
+    """Replace every `old`; the lines of `new` end as the line in whose place they come."""
+    usual = line_end(text)
+    parts = text.split(old)
+    made = [parts[0]]
+    at = len(parts[0])
+    for part in parts[1:]:
+        made += [with_ends(new, _end_at(text, at) or usual), part]
+        at += len(old) + len(part)
+    return "".join(made)
+
+
+def _end_at(text: str, at: int) -> str:
+    """Return how the line at a position ends, '' for a last line without an end."""
+    newline = text.find("\n", at)
+    return "" if newline < 0 else "\r\n" if text[newline - 1 : newline] == "\r" else "\n"
 
 
 def _places(text: str, old: str) -> list[int]:
@@ -117,7 +136,7 @@ def _fit(rows: Sequence[str], wanted: Sequence[str], new: str) -> list[str]:
     shift = _shift(rows, wanted)
     assert shift is not None  # noqa: S101 - only such spots were found
     here, there = shift
-    end = "\r\n" if rows[0].endswith("\r\n") else "\n"
+    end = line_end(rows[0]) or "\n"
     fresh = new.replace("\r\n", "\n").strip("\n").split("\n") if new.strip() else []
     made = [(there + row[len(here) :] if row.startswith(here) else row) if row.strip() else "" for row in fresh]
     last = rows[-1][len(rows[-1].rstrip("\r\n")) :]

@@ -15,7 +15,17 @@ from functools import lru_cache
 
 from moothall.inside.edits import edit
 from moothall.inside.paths import ToolFailure, clean, clean_for_writing, failure, make_folders, open_beneath, open_parent
-from moothall.inside.texts import TextLimits, cut_text, read_bytes, read_text, rows_of, write_bytes, write_text
+from moothall.inside.text_encodings import UTF_8, Encoding, line_end, with_ends
+from moothall.inside.texts import (
+    TextLimits,
+    cut_text,
+    read_bytes,
+    read_encoded,
+    read_text,
+    rows_of,
+    write_bytes,
+    write_text,
+)
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
@@ -32,9 +42,10 @@ _HIDDEN = frozenset({".git", "__pycache__", ".pytest_cache", "node_modules", ".v
 
 
 def read(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
-    """`content` is lines `start` to `start + lines - 1`, as they are in the file."""
+    """`content` is lines `start` to `start + lines - 1`, as they are in the file. `encoding` is there where it is not plain UTF-8."""
     path = clean(args["path"])
-    rows = rows_of(read_text(root, path, limits))
+    text, encoding = read_encoded(root, path, limits)
+    rows = rows_of(text)
     start, wanted = args.get("start", 1), args.get("lines", 2000)
     if start > max(1, len(rows)):
         raise ToolFailure(f"{path!r} has {len(rows)} lines; start {start} is behind its end", "invalid")
@@ -46,33 +57,41 @@ def read(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
         "start": start,
         "total_lines": len(rows),
         "truncated": cut or start - 1 + len(part) < len(rows),
+        **({} if encoding.name == UTF_8.name else {"encoding": encoding.name}),
     }
 
 
 def write(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
-    """Replace or make a file, with its folders."""
+    """Replace or make a file, with its folders. A text that is there already keeps its encoding and its line ends."""
     path = clean_for_writing(args["path"])
-    return {"path": path, "bytes": write_text(root, path, args["content"], limits)}
+    content = args["content"]
+    try:
+        before, encoding = read_encoded(root, path, limits)
+    except ToolFailure:
+        before, encoding = "", UTF_8  # not there, or no text
+    content = with_ends(content, line_end(before))
+    return {"path": path, "bytes": write_text(root, path, content, limits, encoding=encoding)}
 
 
 def append(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
-    """Add at the end. A file that ends within a line gets a newline first: a new line was meant."""
+    """Add at the end, with the line ends of the file. One that ends within a line gets a newline first: a new line was meant."""
     path = clean_for_writing(args["path"])
     content = args["content"]
-    before = _text_before(root, path, limits)
-    if before and not before.endswith("\n") and not content.startswith("\n"):
+    before, encoding = _text_before(root, path, limits)
+    if before and not before.endswith(("\n", "\r")) and not content.startswith(("\n", "\r")):
         content = "\n" + content
-    return {"path": path, "bytes": write_text(root, path, content, limits, append=True)}
+    content = with_ends(content, line_end(before))
+    return {"path": path, "bytes": write_text(root, path, content, limits, encoding=encoding, append=True)}
 
 
-def _text_before(root: int, path: str, limits: TextLimits) -> str:
-    """Return a file's text, '' where there is no file yet."""
+def _text_before(root: int, path: str, limits: TextLimits) -> tuple[str, Encoding]:
+    """Return a file's text and encoding, '' where there is no file yet."""
     try:
-        return read_text(root, path, limits)
+        return read_encoded(root, path, limits)
     except ToolFailure as missing:
         if "does not exist" not in str(missing):
             raise
-        return ""
+        return "", UTF_8
 
 
 @lru_cache(maxsize=4096)
@@ -129,9 +148,9 @@ def define(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
         raise ToolFailure(
             f"{path!r} is of no language that files.define knows ({' '.join(ENDINGS)}); use files.edit or files.write"
         )
-    before = _text_before(root, path, limits)
+    before, encoding = _text_before(root, path, limits)
     made = definer.define(before, language, args["name"], args["content"])
-    write_text(root, path, made.text, limits)
+    write_text(root, path, made.text, limits, encoding=encoding)
     return {"path": path, "name": args["name"], "replaced": made.replaced, "start": made.start, "end": made.end}
 
 

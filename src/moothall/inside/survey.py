@@ -15,7 +15,7 @@ from math import sqrt
 
 from moothall.inside.paths import ToolFailure
 from moothall.inside.syntax import Definition, definitions, language_of, library, parse, parser
-from moothall.inside.texts import TextLimits, read_bytes
+from moothall.inside.texts import TextLimits, read_text
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
@@ -119,10 +119,10 @@ def _read(
         if size > left or not size:
             continue
         try:
-            data = read_bytes(root, path, limits)
+            data = read_text(root, path, limits).encode()
         except ToolFailure:
             continue
-        if len(data) > _LONG_LINES * (data.count(b"\n") + 1) or b"\0" in data:
+        if len(data) > _LONG_LINES * (data.count(b"\n") + 1):
             continue
         left -= size
         language = language_of(path)

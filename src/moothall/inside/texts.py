@@ -7,6 +7,7 @@ import os
 import stat
 
 from moothall.inside.paths import ToolFailure, failure, make_folders, open_beneath
+from moothall.inside.text_encodings import UTF_8, Encoding, find_encoding
 
 
 class TextLimits:
@@ -53,23 +54,33 @@ def rows_of(text: str) -> list[str]:
 
 def read_text(root: int, path: str, limits: TextLimits) -> str:
     """Return a file's text. Raises `ToolFailure` for what is none."""
+    return read_encoded(root, path, limits)[0]
+
+
+def read_encoded(root: int, path: str, limits: TextLimits) -> tuple[str, Encoding]:
+    """Return a file's text and its encoding. Raises `ToolFailure` if it is binary."""
     raw = read_bytes(root, path, limits)
-    if b"\0" in raw:
+    found = find_encoding(raw)
+    if found is None:
         raise ToolFailure(f"{path!r} is binary ({len(raw)} bytes); only text can be read")
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ToolFailure(f"{path!r} is not UTF-8 text (byte {error.start})") from error
+    return found.decode(raw), found
 
 
-def write_text(root: int, path: str, content: str, limits: TextLimits, *, append: bool = False) -> int:
+def write_text(
+    root: int, path: str, content: str, limits: TextLimits, *, encoding: Encoding = UTF_8, append: bool = False
+) -> int:
     """Put text into a file, made with its folders where it is missing, and return its size. Raises `ToolFailure`."""
     try:
-        raw = content.encode("utf-8")
+        raw = encoding.encode_part(content) if append else encoding.encode(content)
     except UnicodeEncodeError as error:
-        raise ToolFailure(
-            f"content has half a surrogate pair at character {error.start}; send whole characters", "invalid"
-        ) from error
+        if encoding.codec.startswith("utf-"):
+            said = f"content has half a surrogate pair at character {error.start}; send whole characters"
+        else:
+            said = (
+                f"{path!r} is in {encoding.codec}, which has no {content[error.start]!r} (character {error.start}): use characters that it "
+                "has, or delete the file and write it anew as UTF-8"
+            )
+        raise ToolFailure(said, "invalid") from error
     return write_bytes(root, path, raw, limits, append=append)
 
 

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from moothall.errors import RepositoryError
 from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.scratch import scratch
 from moothall.repositories.sources import Local
+from moothall.repositories.worktree import (
+    ATTRIBUTES_OF_FILES,
+    OwnSettings,
+    copy_stored,
+    find_conversions_here,
+    read_own_settings,
+    take_back,
+)
 
 _SHOWN = 5
 _FROM_ELSEWHERE = (b" rename ", b" copy ")
@@ -15,7 +26,8 @@ _NOWHERE = {"GIT_DIR": "/dev/null"}
 
 async def apply_to_files(git: GitRunner, local: Local, diff: str, base: str = "") -> tuple[str, ...]:
     """Apply a diff to the work tree and return the paths that it changed. Index, branches and other files stay as they are,
-    and no hook or filter runs. A file that is as in the commit `base`, on which the diff was made, has no changes of its owner's.
+    and no hook or filter runs. Line ends and encodings are those that the owner's settings and attributes of git ask for. A file that is as in
+    the commit `base`, on which the diff was made, has no changes of its owner's.
 
     Raises `RepositoryError` where there is no work tree, where a file that it changes has changes of its owner's, and where
     it does not fit; nothing is changed then.
@@ -34,24 +46,55 @@ async def apply_to_files(git: GitRunner, local: Local, diff: str, base: str = ""
         )
     rows = [row.split(b"\t", 2) for row in counted.out.split(b"\0") if row]
     paths = tuple(dict.fromkeys(row[-1].decode(errors="surrogateescape") for row in rows))
+    settings = await read_own_settings(git, local)
     changed = await changed_files(git, local, paths, ignored=True)
-    if own := [path for path in changed if not (base and await _is_as_in(git, local, base, path))]:
+    if own := [path for path in changed if not (base and await _is_as_in(git, local, settings, base, path))]:
         more = ", …" if len(own) > _SHOWN else ""
         raise RepositoryError(
             f"there are changes of your own in {', '.join(own[:_SHOWN])}{more}: nothing was applied; commit or stash them first"
         )
-    done = await git.call("apply", "--whitespace=nowarn", "-", cwd=local.top, stdin=raw, env=_NOWHERE)
-    if done.status:
-        raise RepositoryError(f"it does not fit the files as they are now, so nothing was applied: {done.reason}")
+    how = await find_conversions_here(git, local, settings, paths)
+    with scratch() as folder:
+        tree = folder / "tree"
+        before = await asyncio.to_thread(copy_stored, local.top, tree, paths, how)
+        done = await git.call("apply", "--whitespace=nowarn", "-", cwd=tree, stdin=raw, env=_NOWHERE)
+        if done.status:
+            raise RepositoryError(f"it does not fit the files as they are now, so nothing was applied: {done.reason}")
+        try:
+            await asyncio.to_thread(take_back, local.top, tree, before, how)
+        except OSError as error:
+            raise RepositoryError(f"the files in {str(local.top)!r} cannot be written: {error.strerror}") from error
     return paths
 
 
-async def _is_as_in(git: GitRunner, local: Local, commit: str, path: str) -> bool:
-    """Whether a file is, byte for byte, as a commit has it; not where there is no such commit here."""
-    at = f"--git-dir={local.git_dir}"
-    there = await git.call(at, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}:{path}", cwd=local.top)
-    here = await git.call(at, "hash-object", "--no-filters", "--", path, cwd=local.top)
+async def _is_as_in(git: GitRunner, local: Local, own: OwnSettings, commit: str, path: str) -> bool:
+    """Whether git would store a file as a commit has it; not where there is no such commit here."""
+    at = (f"--git-dir={local.git_dir}", f"--work-tree={local.top}")
+    there = await git.call(*at, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}:{path}", cwd=local.top)
+    none = await _no_filters(git, local)
+    here = await git.call(
+        *at,
+        *own.options,
+        *own.attributes,
+        *none,
+        "hash-object",
+        "--path",
+        path,
+        "--",
+        path,
+        cwd=local.top,
+        env=ATTRIBUTES_OF_FILES,
+    )
     return not (there.status or here.status) and there.out == here.out
+
+
+async def _no_filters(git: GitRunner, local: Local) -> list[str]:
+    """Return the options by which no filter of the repository's runs."""
+    known = await git.call(
+        f"--git-dir={local.git_dir}", "config", "--null", "--name-only", "--get-regexp", r"^filter\.", cwd=local.top
+    )
+    drivers = {name.decode(errors="replace").rpartition(".")[0] for name in known.out.split(b"\0") if name}
+    return [word for driver in sorted(drivers) for what in _FILTERS for word in ("-c", f"{driver}.{what}")]
 
 
 async def changed_files(git: GitRunner, local: Local, paths: tuple[str, ...] = (), *, ignored: bool = False) -> list[str]:
@@ -60,9 +103,10 @@ async def changed_files(git: GitRunner, local: Local, paths: tuple[str, ...] = (
     No filter of the repository's runs. `ignored`: what git ignores counts too.
     """
     where = (f"--git-dir={local.git_dir}", f"--work-tree={local.top}")
-    known = await git.call(*where, "config", "--null", "--name-only", "--get-regexp", r"^filter\.", cwd=local.top)
-    drivers = {name.decode(errors="replace").rpartition(".")[0] for name in known.out.split(b"\0") if name}
-    none = [word for driver in sorted(drivers) for what in _FILTERS for word in ("-c", f"{driver}.{what}")]
+    own = await read_own_settings(git, local)
+    options = (*own.options, *own.attributes, *await _no_filters(git, local))
     status = ["status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all", "--ignore-submodules=all"]
-    changed = await git.run(*where, *none, *status, *(["--ignored"] if ignored else []), "--", *paths, cwd=local.top)
+    if ignored:
+        status.append("--ignored")
+    changed = await git.run(*where, *options, *status, "--", *paths, cwd=local.top, env=ATTRIBUTES_OF_FILES)
     return [item[3:].decode(errors="replace") for item in changed.split(b"\0") if item]

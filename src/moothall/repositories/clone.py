@@ -9,15 +9,18 @@ import asyncio
 import re
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from moothall.config import WorkspaceSettings as Settings
 from moothall.domain.repository import Patch
 from moothall.errors import MergeConflict, NotFound, PatchRefused, RepositoryError, WorkspaceFailed
 from moothall.repositories import patch_rules
+from moothall.repositories.conversion import Conversion, asks_for_conversion
 from moothall.repositories.diffs import diff_between
 from moothall.repositories.gitcmd import TRIES, FetchTooLarge, GitAnswer, GitRunner, OutputCaps, over_limit
 from moothall.repositories.objects import (
@@ -26,6 +29,7 @@ from moothall.repositories.objects import (
     TreeEntry,
     colliding_links,
     content_of,
+    find_conversions,
     ignored_paths,
     raw_change,
     raw_entry,
@@ -43,6 +47,8 @@ _APPLY_MEMORY = 4_000_000_000
 _DISPUTED = re.compile(r"^<{7} .*?^>{7} .*?$", re.MULTILINE | re.DOTALL)
 _CONFLICT_CHARS, _CONFLICT_BYTES = 4_000, 1_000_000
 _NO_CAPS = OutputCaps()
+_TREES_KEPT = 16  # a few commits are in use at a time
+_ATTRIBUTES, _ATTRIBUTES_BYTES = ".gitattributes", 1_000_000
 _LEFT_OUT = (
     *("__pycache__", "*.py[co]", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".coverage"),
     *("node_modules", ".venv", "*.egg-info"),
@@ -61,6 +67,7 @@ class TrustedClone:
         self.path = path
         self._settings = settings
         self._git = runner or GitRunner(path.parent, settings.git_seconds)
+        self._lists: dict[str, Mapping[str, bytes]] = {}
         self._trees: dict[str, tuple[tuple[TreeEntry, ...], Mapping[str, str]]] = {}
         self._limits = patch_rules.ChangeLimits(
             files=settings.max_patch_files, file_bytes=settings.max_file_bytes, total_bytes=4 * settings.max_file_bytes
@@ -164,7 +171,7 @@ class TrustedClone:
             entries = await asyncio.to_thread(
                 read_tree, self._git, self.path, _check_sha(sha), self._settings.max_repository_bytes
             )
-            while len(self._trees) >= 16:  # noqa: PLR2004 - a few commits are in use at a time
+            while len(self._trees) >= _TREES_KEPT:
                 self._trees.pop(next(iter(self._trees)))
             files = tuple(entry for entry in entries if entry.mode != patch_rules.SUBMODULE)
             self._trees[sha] = files, {entry.path: entry.oid for entry in entries if entry.mode == patch_rules.SUBMODULE}
@@ -173,7 +180,58 @@ class TrustedClone:
     async def checkout(self, sha: str, dest: Path) -> int:
         """Write the commit's files below `dest`, which must be empty or absent, with modes and symlinks. Return how many no disk can hold."""
         entries = await self.entries(sha)
-        return await asyncio.to_thread(write_files, self._git, self.path, entries, dest, self._settings.setup_seconds)
+        conversions = await self._conversions(sha, [entry.path for entry in entries])
+        seconds = self._settings.setup_seconds
+        return await asyncio.to_thread(write_files, self._git, self.path, entries, dest, seconds, conversions=conversions)
+
+    async def smudge(self, sha: str, changes: Sequence[Change]) -> list[Change]:
+        """Return changes of a checkout of `sha` as its work tree has them: with the line ends and encodings that attributes ask for."""
+        made = await self._conversions(sha, [change.path for change in changes], changes)
+        return [_converted(change, made[change.path].smudge) if change.path in made else change for change in changes]
+
+    async def clean(self, sha: str, changes: Sequence[Change]) -> list[Change]:
+        """Return changes of a work tree of `sha` as git would store them."""
+        paths = [change.path for change in changes]
+        crlf = any(b"\r\n" in (change.content or b"") for change in changes)
+        made = await self._conversions(sha, paths, changes, all_kinds=crlf)
+        there = {entry.path: entry for entry in await self.entries(sha) if entry.path in made} if made else {}
+        blobs = await asyncio.to_thread(read_blobs, self._git, self.path, [entry.oid for entry in there.values()], 0)
+        before = dict(zip(there, blobs, strict=True))
+        return [
+            _converted(change, partial(made[change.path].clean, before=before.get(change.path, b"")))
+            if change.path in made
+            else change
+            for change in changes
+        ]
+
+    async def _conversions(
+        self, sha: str, paths: Sequence[str], changes: Sequence[Change] = (), *, all_kinds: bool = False
+    ) -> dict[str, Conversion]:
+        """Return how those of `paths` are converted that a checkout has in another form; with `all_kinds` also those that only the way back converts."""
+        lists = dict(await self._attributes(sha))
+        for change in changes:
+            if change.path.rpartition("/")[2] == _ATTRIBUTES and not patch_rules.why_path(change.path):
+                lists.pop(change.path, None)
+                if change.content is not None and change.mode != patch_rules.SYMLINK:
+                    lists[change.path] = change.content[:_ATTRIBUTES_BYTES]
+        if not (lists if all_kinds else asks_for_conversion(lists.values())):
+            return {}
+        found = await find_conversions(self._git, self.path, lists, paths)
+        return {path: how for path, how in found.items() if all_kinds or how.on_checkout}
+
+    async def _attributes(self, sha: str) -> Mapping[str, bytes]:
+        """Return the .gitattributes files of a commit: path → content."""
+        if sha not in self._lists:
+            lists = [
+                entry
+                for entry in await self.entries(sha)
+                if entry.path.rpartition("/")[2] == _ATTRIBUTES and entry.mode != patch_rules.SYMLINK and not entry.oddity
+            ]
+            texts = await asyncio.to_thread(read_blobs, self._git, self.path, [entry.oid for entry in lists], _ATTRIBUTES_BYTES)
+            while len(self._lists) >= _TREES_KEPT:
+                self._lists.pop(next(iter(self._lists)))
+            self._lists[sha] = {entry.path: text for entry, text in zip(lists, texts, strict=True)}
+        return self._lists[sha]
 
     async def ask(self, *args: str) -> GitAnswer:
         """Return what a git command says here that changes nothing."""
@@ -381,6 +439,11 @@ def _check_sha(sha: str) -> str:
     if not _SHA.fullmatch(sha):
         raise RepositoryError(f"{sha[:80]!r} is not a full commit id")
     return sha
+
+
+def _converted(change: Change, how: Callable[[bytes], bytes]) -> Change:
+    plain = change.content is None or change.mode == patch_rules.SYMLINK
+    return change if plain else replace(change, content=how(change.content or b""))
 
 
 def _write_all(paths: Sequence[Path], contents: Sequence[bytes]) -> None:

@@ -92,6 +92,10 @@ _FILE = (
 )
 
 
+UNSET = "\0"
+"""A value in a command's environment: the variable is not set."""
+
+
 class FetchTooLarge(RepositoryError):
     """A fetch hit its limit."""
 
@@ -258,14 +262,18 @@ class GitRunner:
 
     def _environment(self, more: Mapping[str, str], owner: tuple[int, int] | None) -> dict[str, str]:
         if owner:  # who may not read our folder, and needs no exception for what is their own
-            return {**_ENVIRONMENT, "GIT_CONFIG_GLOBAL": "/dev/null", **more}
+            return {**_ENVIRONMENT, "GIT_CONFIG_GLOBAL": "/dev/null", **_set(more)}
         if not self._config.exists():
             self._config.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._config.parent, delete=False) as file:
                 file.write(_FILE)
             Path(file.name).chmod(0o644)
             Path(file.name).replace(self._config)
-        return {**_ENVIRONMENT, "GIT_CONFIG_GLOBAL": str(self._config), **more}
+        return {**_ENVIRONMENT, "GIT_CONFIG_GLOBAL": str(self._config), **_set(more)}
+
+
+def _set(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if value != UNSET}
 
 
 def again(work: Callable[P, T]) -> Callable[P, T]:
@@ -311,7 +319,8 @@ def _inode(path: Path) -> int:
 
 
 def _command(args: tuple[str, ...], caps: OutputCaps, env: Mapping[str, str]) -> list[str]:
-    unset = [word for name in _UNSET.split() if name not in env for word in ("-u", name)]
+    names = [*(name for name in _UNSET.split() if name not in env), *(name for name in env if env[name] == UNSET)]
+    unset = [word for name in names for word in ("-u", name)]
     settings = [word for setting in _CONFIG for word in ("-c", setting)]
     command = ["env", *unset, "git", "--no-pager", *settings, *args]
     limits = [f"ulimit -f {caps.file_bytes // 512 + 1}"] if caps.file_bytes else []  # POSIX sh counts blocks of 512

@@ -21,8 +21,8 @@ _VERSION = re.compile(r"(?<![\w.])v?(\d{1,4}(?:\.\d{1,4}){1,3})(?![\w.])")
 _LOGS = re.compile(r"(?:CHANGE|CHANGES|CHANGELOG|HISTORY|NEWS|RELEASE)[\w-]*(?:\.(?:md|rst|txt))?", re.IGNORECASE)
 _LOG_BYTES = 20_000
 _UNKNOWN = "0.1.0"
-# Whatever the repository's own attributes say, its files are as they were written here.
-_ATTRIBUTES = "* -text -filter -ident -working-tree-encoding -eol\n"
+# The checkout follows the attributes of the repository but for these.
+_ATTRIBUTES = "* -filter -ident\n"
 
 
 async def write_history(git: GitRunner, clone: TrustedClone, sha: str, folder: Path, tree: Path) -> str:

@@ -15,6 +15,7 @@ from moothall.repositories.clone import TrustedClone
 from moothall.repositories.delivery import hand_objects, owner_of
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.sources import Local
+from moothall.repositories.worktree import read_own_settings
 
 _SHOWN = 5
 _CONVERTED = {"filter": (), "working-tree-encoding": (), "ident": (), "eol": ("lf",)}
@@ -89,7 +90,8 @@ async def _move_files(git: GitRunner, local: Local, ref: str, merged: Landed, ow
     if (await git.run(*where, "symbolic-ref", "HEAD", cwd=local.top)).decode().strip() != ref:
         return f"{merged.branch} was just left for another branch"
     how = ("--ff-only", "--quiet", "--no-stat", "--no-autostash", "--no-squash", "--no-overwrite-ignore")
-    moved = await git.call(*where, "merge", *how, merged.commit_sha, cwd=local.top, owner=owner)
+    settings = await read_own_settings(git, local)  # git writes the line ends that their owner wants
+    moved = await git.call(*where, *settings.options, "merge", *how, merged.commit_sha, cwd=local.top, owner=owner)
     return f"{merged.branch} is checked out, and could not be moved: {moved.reason}" if moved.status else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import re
 import shutil
@@ -13,12 +14,15 @@ from typing import IO
 
 from moothall.errors import RepositoryError, WorkspaceFailed
 from moothall.repositories import patch_rules
-from moothall.repositories.gitcmd import GitRunner, again
+from moothall.repositories.conversion import NAMES, UNCONVERTED, Conversion, conversion, read_attributes
+from moothall.repositories.gitcmd import UNSET, GitRunner, again
 from moothall.repositories.scratch import scratch
 
 _CHUNK = 1 << 20
 _LINK_BYTES = _PATH_BYTES = 4096
 _NAME_BYTES = 255
+_CONVERTED_BYTES = 100_000_000  # as git reads no larger file at once
+NO_CONVERSIONS: Mapping[str, Conversion] = {}
 _FILE_MODE = re.compile(r"100[0-7]{3}")
 
 
@@ -83,17 +87,28 @@ def read_blobs(git: GitRunner, repository: Path, oids: Sequence[str], limit: int
     """Return the content of blobs, at most `limit` bytes of each (0: all)."""
     blobs: list[bytes] = []
     for size, take in _blobs(git, repository, oids):
-        content = bytearray()
-        wanted = min(size, limit) if limit else size
-        while len(content) < wanted:
-            content += take(wanted - len(content))
-        blobs.append(bytes(content))
+        blobs.append(_whole(min(size, limit) if limit else size, take))
     return blobs
 
 
+def _whole(size: int, take: Callable[[int], bytes]) -> bytes:
+    content = bytearray()
+    while len(content) < size:
+        content += take(size - len(content))
+    return bytes(content)
+
+
 @again
-def write_files(git: GitRunner, repository: Path, entries: Sequence[TreeEntry], dest: Path, seconds: float) -> int:
-    """Write checked entries below `dest`, which must be empty or absent; on failure nothing stays.
+def write_files(
+    git: GitRunner,
+    repository: Path,
+    entries: Sequence[TreeEntry],
+    dest: Path,
+    seconds: float,
+    *,
+    conversions: Mapping[str, Conversion] = NO_CONVERSIONS,
+) -> int:
+    """Write checked entries below `dest`, which must be empty or absent, converted where `conversions` says so; on failure nothing stays.
 
     Return how many are left out because no file system here can hold them. Symlinks come last: nothing is written through one.
     """
@@ -114,7 +129,11 @@ def write_files(git: GitRunner, repository: Path, entries: Sequence[TreeEntry], 
         files = [entry for entry in fitting if entry.mode != patch_rules.SYMLINK]
         blobs = _blobs(git, repository, [entry.oid for entry in files], seconds)
         for entry, (size, take) in zip(files, blobs, strict=True):
-            _write(place(entry), entry.mode, size, take)
+            if entry.path in conversions and size <= _CONVERTED_BYTES:
+                content = conversions[entry.path].smudge(_whole(size, take))
+                _write(place(entry), entry.mode, len(content), io.BytesIO(content).read)
+            else:
+                _write(place(entry), entry.mode, size, take)
         for entry in fitting:
             if entry.target is not None:
                 place(entry).symlink_to(entry.target)
@@ -143,6 +162,33 @@ async def ignored_paths(git: GitRunner, repository: Path, lists: Sequence[TreeEn
     if answer.status > 1:  # 1: none is ignored
         raise RepositoryError(f"the ignore rules cannot be read: {answer.reason}")
     return frozenset(path.removeprefix("./") for path in answer.out.decode().split("\0")[:-1])
+
+
+async def find_conversions(
+    git: GitRunner, repository: Path, lists: Mapping[str, bytes], paths: Sequence[str]
+) -> dict[str, Conversion]:
+    """Return how those of `paths` are converted for which these .gitattributes files ask for it."""
+    if not paths or not lists:
+        return {}
+    with scratch() as folder:
+        tree = folder / "tree"
+        await asyncio.to_thread(_write_lists, tree, lists)
+        answer = await git.call(
+            *(f"--git-dir={repository}", f"--work-tree={tree}", "check-attr", "-z", "--stdin", *NAMES),
+            cwd=tree,
+            stdin="".join(f"{path}\0" for path in paths).encode(errors="surrogateescape"),
+            env={"GIT_ATTR_SOURCE": UNSET},
+        )
+    if answer.status:
+        raise RepositoryError(f"the attributes of files cannot be read: {answer.reason}")
+    found = {path: conversion(told) for path, told in read_attributes(answer.out).items()}
+    return {path: how for path, how in found.items() if how != UNCONVERTED}
+
+
+def _write_lists(tree: Path, lists: Mapping[str, bytes]) -> None:
+    for path, text in lists.items():
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_bytes(text)
 
 
 def _fits(entry: TreeEntry, dest: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from moothall.domain.ids import digest
 from moothall.domain.repository import Base, Landed, Patch, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, MoothallError, PatchRefused, Refused, RepositoryError
+from moothall.inside.text_encodings import find_encoding
 from moothall.repositories import delivery, landing, sources
 from moothall.repositories.blame import LineOrigin, origin_of
 from moothall.repositories.clone import TrustedClone
@@ -164,7 +166,7 @@ class TrustedRepositories:
     async def read(self, base: Base, path: str, limit: int = 65536) -> str:
         """Return a text file of the base commit, at most `limit` characters. Raises `NotFound`."""
         raw = await self.clone(base.repository).read(base.sha, path, 4 * limit)  # a character has at most 4 bytes
-        return raw.decode(errors="replace")[:limit]
+        return _text_of(raw, whole=len(raw) < 4 * limit)[:limit]
 
     async def paths(self, repository: str, ref: str, *, tenant: str) -> tuple[str, tuple[str, ...]]:
         """Return a commit of a registered repository, by default the newest, and its files. Raises `NotFound`, `RepositoryError`, `InvalidRequest`."""
@@ -175,9 +177,9 @@ class TrustedRepositories:
         """Return a text file of a commit that `paths` told. Raises `NotFound`, and `InvalidRequest` for what is no text or is too large."""
         clone, sha = await self._pin_ref(repository, sha, tenant)
         raw = await clone.read(sha, path, TEXT_BYTES + 1)
-        if len(raw) > TEXT_BYTES or b"\0" in raw:
+        if len(raw) > TEXT_BYTES or find_encoding(raw) is None:
             raise InvalidRequest(f"{path[:200]!r} is no text, or has more than {TEXT_BYTES} bytes")
-        return raw.decode(errors="replace")
+        return _text_of(raw)
 
     async def origin(self, repository: str, ref: str, path: str, line: int, *, tenant: str) -> LineOrigin:
         """Return which commit a line of a registered repository comes from. Raises `NotFound`, `InvalidRequest`, `RepositoryError`."""
@@ -391,6 +393,14 @@ class TrustedRepositories:
         if not entry.listed:
             await asyncio.to_thread(self.registry.add, entry)
         return sha
+
+
+def _text_of(raw: bytes, *, whole: bool = True) -> str:
+    """Return the text of a file, in whatever encoding it is; what is no text comes as UTF-8 with replacements. `whole`: it was not cut."""
+    with suppress(UnicodeDecodeError):
+        return codecs.getincrementaldecoder("utf-8")().decode(raw, final=whole)
+    found = find_encoding(raw)
+    return found.decode(raw) if found and found.errors == "strict" else raw.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from cachetools import LRUCache
 
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base
+from moothall.inside.checks import INSTEAD
+from moothall.inside.text_encodings import UTF_8, find_encoding
 from moothall.repositories import patch_rules, proof
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.objects import Change
@@ -66,7 +68,9 @@ class FirstChanges:
                 tests = frozenset(path for path in tests if path not in kept and (path in existed or not proof.steers(path)))
             wanted |= {change.path: change for change in made.changes if change.path in tests}
         for path, text in instead.items():
-            wanted[path] = Change(path, patch_rules.FILE, text.encode())
+            own = path.removeprefix(f"{INSTEAD}/")
+            raw = await clone.read(base.sha, own, 0) if own in existed else b""
+            wanted[path] = Change(path, patch_rules.FILE, _encode_as(raw, text))
         return list(wanted.values())
 
     async def _apply(self, base: Base, clone: TrustedClone, diff: str) -> _Applied:
@@ -79,3 +83,11 @@ class FirstChanges:
                 self._diffs[key] = found
             return found
         return self._diffs[key]
+
+
+def _encode_as(raw: bytes, text: str) -> bytes:
+    """Return a text in the encoding of the file in whose place it comes, as far as that has its characters."""
+    try:
+        return (find_encoding(raw) or UTF_8).encode(text)
+    except UnicodeEncodeError:
+        return text.encode()

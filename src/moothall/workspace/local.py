@@ -263,16 +263,16 @@ class LocalWorkspace:
         return None
 
     async def changes(self) -> list[Change]:
-        """Return what differs from the base. Raises `PatchRefused`."""
+        """Return what differs from the base, as git would store it. Raises `PatchRefused`."""
         workspace = self._settings.workspace
         caps = ChangeCaps(file_bytes=workspace.max_file_bytes, total_bytes=4 * workspace.max_file_bytes)
         files = [
             entry.path for entry in await self.clone.entries(self.base.sha)
         ]  # with the odd names, whose loss is a change too
-        return await self._box.changes(files, caps)
+        return await self.clone.clean(self.base.sha, await self._box.changes(files, caps))
 
     async def write(self, changes: Sequence[Change]) -> None:
-        """Make these paths as the changes say. Raises `WorkspaceFailed` where that is not possible."""
+        """Make these paths as the changes say, which are as git stores them. Raises `WorkspaceFailed` where that is not possible."""
         if not changes:
             return
         message = [
@@ -281,7 +281,7 @@ class LocalWorkspace:
                 "mode": change.mode,
                 "content": None if change.content is None else base64.b64encode(change.content).decode(),
             }
-            for change in changes
+            for change in await self.clone.smudge(self.base.sha, changes)
         ]
         answer = await self._box.request("apply", wall_seconds=self._settings.sandbox.wall_seconds, changes=message)
         if answer.get("status") != "success":

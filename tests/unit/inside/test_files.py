@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from moothall.inside.files import TOOLS, glob_matches
 from moothall.inside.paths import ToolFailure
+from moothall.inside.text_encodings import find_encoding
 from moothall.inside.texts import TextLimits
 
 LIMITS = TextLimits(file_bytes=10_000, output_bytes=2_000)
@@ -61,12 +62,12 @@ def test_an_edit_that_does_not_fit_says_why(tree: Tree) -> None:
 
 def test_what_is_not_text_is_refused(tree: Tree) -> None:
     (tree.path / "b").write_bytes(b"a\0b")
-    (tree.path / "l").write_bytes(b"caf\xe9")
+    (tree.path / "l").write_bytes(b"caf\xe9\x01")
     (tree.path / "big").write_bytes(b"x" * 10_001)
     os.mkfifo(tree.path / "pipe")
     for path, why in (
         ("b", "binary"),
-        ("l", "not UTF-8"),
+        ("l", "binary"),
         ("big", "at most 10000"),
         ("pipe", "not a regular file"),
         (".", "folder"),
@@ -77,6 +78,89 @@ def test_what_is_not_text_is_refused(tree: Tree) -> None:
         tree("write", path="x", content="\ud800")
     with pytest.raises(ToolFailure, match="may have 10000"):
         tree("write", path="x", content="x" * 10_001)
+
+
+_TEXT = "# größer\nx = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "name"),
+    [
+        (_TEXT.encode("latin-1"), "cp1252"),
+        ("# “größer” €\nx = 1\n".encode("cp1252"), "cp1252"),
+        (b"# \x81\x8d gr\xf6\xdfer\nx = 1\n", "latin-1"),
+        ("# -*- coding: koi8-r -*-\n# привет\nx = 1\n".encode("koi8-r"), "koi8-r"),
+        ("<?xml version='1.0' encoding='Shift_JIS'?>\n<a>日本</a>\nx = 1\n".encode("shift_jis"), "shift_jis"),
+        (_TEXT.encode("utf-8-sig"), "utf-8 with a byte order mark"),
+        (_TEXT.encode("utf-16"), "utf-16-le with a byte order mark"),
+        (b"\xfe\xff" + _TEXT.encode("utf-16-be"), "utf-16-be with a byte order mark"),
+        (_TEXT.encode("utf-16-le"), "utf-16-le"),
+        (_TEXT.encode("utf-16-be"), "utf-16-be"),
+        (_TEXT.encode("utf-32"), "utf-32-le with a byte order mark"),
+        ("# ä ö ü \n".encode() + b"# \xe4\nx = 1\n", "utf-8 with bytes that are none"),
+    ],
+)
+def test_a_text_stays_in_its_encoding(tree: Tree, raw: bytes, name: str) -> None:
+    file = tree.path / "a.txt"
+    file.write_bytes(raw)
+    encoding = find_encoding(raw)
+    assert encoding is not None
+    text = encoding.decode(raw)
+    read = tree("read", path="a.txt")
+    assert (read["content"], read["encoding"]) == (text, name)
+    assert tree("search", pattern="x = 1")["matches"][0]["text"] == "x = 1"
+    assert tree("info", path="a.txt")["lines"] == text.count("\n")
+    tree("edit", path="a.txt", old="x = 1", new="y = 2")
+    tree("append", path="a.txt", content="z = 3\n")
+    assert file.read_bytes() == encoding.encode(text.replace("x = 1", "y = 2") + "z = 3\n")
+    tree("write", path="a.txt", content=text)
+    assert file.read_bytes() == raw
+
+
+def test_a_character_that_the_encoding_has_not_is_refused(tree: Tree) -> None:
+    file = tree.path / "a.txt"
+    file.write_bytes(raw := "größer\n".encode("latin-1"))
+    for tool, arguments in (
+        ("write", {"content": "日"}),
+        ("append", {"content": "日"}),
+        ("edit", {"old": "r", "new": "日", "count": 2}),
+    ):
+        with pytest.raises(ToolFailure, match="is in cp1252, which has no '日'"):
+            tree(tool, path="a.txt", **arguments)
+    assert file.read_bytes() == raw
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_text_keeps_its_line_ends(tree: Tree, end: str) -> None:
+    file = tree.path / "a.txt"
+
+    def content() -> str:
+        return file.read_bytes().decode()
+
+    lines = ["one", "two", "three", ""]
+    file.write_bytes(end.join(lines).encode())
+    tree("edit", path="a.txt", old="two", new="2\n2.5\r\n3")
+    assert content() == end.join(["one", "2", "2.5", "3", "three", ""])
+    tree("append", path="a.txt", content="\nfour\r\nfive\n")
+    assert content() == end.join(["one", "2", "2.5", "3", "three", "", "four", "five", ""])
+    for spelled in ("\n", "\r\n"):
+        tree("write", path="a.txt", content=spelled.join(lines))
+        assert content() == end.join(lines)
+    if end != "\r":
+        for spelled in ("\n", "\r\n"):
+            tree("edit", path="a.txt", old=spelled.join(["one", "two"]), new=spelled.join(["two", "one"]))
+            assert content() == end.join(["two", "one", "three", ""])
+            tree("edit", path="a.txt", old="two\none", new="one\ntwo")
+    file.write_bytes(end.join(["one", "two"]).encode())
+    tree("append", path="a.txt", content="three")
+    assert content() == end.join(["one", "two", "three"])
+
+
+def test_in_a_text_of_mixed_line_ends_each_place_keeps_its_own(tree: Tree) -> None:
+    file = tree.path / "a.txt"
+    file.write_bytes(b"a\r\nx\r\nb\nx\nc\nx")
+    tree("edit", path="a.txt", old="x", new="1\n2", count=3)
+    assert file.read_bytes() == b"a\r\n1\r\n2\r\nb\n1\n2\nc\n1\n2"
 
 
 def test_list_search_info_diff_delete(tree: Tree) -> None:

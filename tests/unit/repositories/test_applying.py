@@ -165,3 +165,68 @@ async def test_a_file_as_the_commit_has_it_on_which_the_diff_was_made_is_nobodys
     (repo.path / NEW).unlink()
     assert set(await apply(repo, both, tmp_path)) == {"src/utils.py", NEW, "README.md"}
     assert (repo.path / NEW).read_text() == "N = 1\nM = 2\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "attributes", "end"),
+    [
+        ({"core.autocrlf": "true"}, "", "\r\n"),
+        ({"core.autocrlf": "input"}, "", "\n"),
+        ({"core.eol": "crlf"}, "* text=auto\n", "\r\n"),
+        ({"core.eol": "crlf"}, "", "\n"),
+        ({}, "*.py text eol=crlf\n*.md text eol=crlf\n", "\r\n"),
+        ({"core.autocrlf": "true"}, "* -text\n", "\n"),
+        ({"core.autocrlf": "true"}, "* eol=lf\n", "\n"),
+    ],
+)
+async def test_line_ends_are_those_that_git_would_write(
+    repo: Repo, diff: str, tmp_path: Path, *, settings: dict[str, str], attributes: str, end: str
+) -> None:
+    for key, value in settings.items():
+        repo.git("config", key, value)
+    if attributes:
+        repo.write({".git/info/attributes": attributes})
+    (repo.path / ".git/index").unlink()
+    repo.git("checkout", "--force", "main", "--", ".")  # as a fresh clone with these settings
+    assert repo.git("status", "--porcelain") == ""
+    assert (repo.path / "src/utils.py").read_bytes().count(b"\r\n") == (0 if end == "\n" else 6)
+    await apply(repo, diff, tmp_path)
+    text = (repo.path / "src/utils.py").read_bytes().decode()
+    assert "hello_world" in text
+    assert text.count(end) == text.count("\n")
+    assert (repo.path / NEW).read_bytes() == f"N = 1{end}".encode()
+    changed = repo.git("diff", "--numstat").split("\n")
+    assert [line.split("\t")[1] for line in changed] == ["3", "0"]  # no line changed by its end alone
+
+
+async def test_own_changes_are_found_whatever_the_line_ends(repo: Repo, diff: str, tmp_path: Path) -> None:
+    repo.git("config", "core.autocrlf", "true")
+    repo.write({"src/utils.py": "# my unfinished work\r\n"})
+    with pytest.raises(RepositoryError, match=r"changes of your own in src/utils.py: nothing"):
+        await apply(repo, diff, tmp_path)
+
+
+async def test_a_file_in_another_encoding_takes_a_diff(repo: Repo, tmp_path: Path) -> None:
+    base = repo.commit({".gitattributes": "*.txt working-tree-encoding=UTF-16\n", "a.txt": "größer\n".encode("utf-16")})
+    before = repo.git("rev-parse", f"{base}:a.txt")
+    after = repo.blob("größer\nnew\n")
+    await apply(repo, repo.git("diff", before, after).replace(before, "a.txt").replace(after, "a.txt") + "\n", tmp_path)
+    assert (repo.path / "a.txt").read_bytes() == "größer\nnew\n".encode("utf-16")
+
+
+async def test_a_file_takes_the_place_of_a_folder_and_a_folder_that_of_a_file(repo: Repo, tmp_path: Path) -> None:
+    repo.commit({"one": "1\n", "two/x": "2\n"})
+    repo.git("clone", "--quiet", str(repo.path), str(tmp_path / "other"))
+    other = Repo(tmp_path / "other")
+    other.git("rm", "--quiet", "one", "two/x")
+    other.write({"one/y": "1\n", "two": "2\n"})
+    (other.path / "two").chmod(0o755)
+    (other.path / "link").symlink_to("one/y")
+    other.git("add", "--all")
+    parts = [other.git("diff", "--cached", "--no-renames", f"--diff-filter={only}") for only in ("D", "d")]
+    await apply(repo, "\n".join((*parts, "")), tmp_path)
+    assert (repo.path / "one/y").read_text() == "1\n"
+    assert (repo.path / "two").read_text() == "2\n"
+    assert (repo.path / "two").stat().st_mode & 0o111
+    assert (repo.path / "link").readlink() == Path("one/y")
+    assert not list(repo.path.rglob("*.moothall"))

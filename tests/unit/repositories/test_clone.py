@@ -115,7 +115,7 @@ async def test_checkout_keeps_modes_symlinks_and_bytes(clone: TrustedClone, tmp_
     finally:
         os.umask(before)
     assert (dest / "bin/run").stat().st_mode & 0o777 == 0o755
-    assert (dest / "dos.txt").read_bytes() == b"a\nb\n"
+    assert (dest / "dos.txt").read_bytes() == b"a\r\nb\r\n"
     assert (dest / "raw").read_bytes() == b"\0\xff"
     assert (dest / "ä ö.txt").read_text() == "u"
     assert (dest / "sub/link").readlink() == Path("../bin/run")

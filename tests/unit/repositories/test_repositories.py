@@ -398,3 +398,16 @@ async def test_a_branch_of_ours_goes_when_it_is_merged_or_forced(trusted: Truste
     await trusted.deliver(base, diff, "moothall/task-1", "solve it")
     sample.git("merge", "--quiet", "moothall/task-1")
     assert await trusted.drop_branch(entry.id, "moothall/task-1", sha, force=False) == ("moothall/task-1", "")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "utf-16", "utf-16-le"])
+async def test_a_text_of_the_base_is_read_in_its_encoding(trusted: TrustedRepositories, sample: Repo, encoding: str) -> None:
+    text = "größer\n" * 100
+    sample.commit({"a.txt": text.encode(encoding), "b.bin": b"\0\xff\0"})
+    base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
+    assert (await trusted.read(base, "a.txt")).removeprefix("\ufeff") == text
+    assert (await trusted.read(base, "a.txt", 5)).removeprefix("\ufeff") in "größer"
+    entry = await trusted.register(str(sample.path))
+    assert (await trusted.text(entry.id, base.sha, "a.txt", tenant="local")).removeprefix("\ufeff") == text
+    with pytest.raises(InvalidRequest, match="is no text"):
+        await trusted.text(entry.id, base.sha, "b.bin", tenant="local")

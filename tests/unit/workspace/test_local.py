@@ -387,3 +387,13 @@ async def test_a_patch_that_does_not_apply_opens_nothing(others: list[psutil.Pro
     with pytest.raises(PatchRefused):
         await opening.__aenter__()
     assert left_behind(house, others) == []
+
+
+async def test_what_comes_in_the_place_of_a_file_is_in_its_encoding(tmp_path: Path) -> None:
+    text = "# coding: koi8-r\nx = 'привет'\n"
+    async with local(tmp_path, {**FILES, "a.py": text.encode("koi8-r")}) as house:
+        prepared = await house.prepared()
+        other = text.replace("привет", "мир")
+        async with house.workspaces.open(prepared, "instead", instead={"a.py": other, "b.py": other}) as workspace:
+            made = {change.path: change.content for change in await workspace.changes()}
+    assert made == {"a.py": other.encode("koi8-r"), "b.py": other.encode()}

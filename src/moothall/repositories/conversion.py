@@ -1,0 +1,127 @@
+"""What git writes into a work tree in place of a blob's bytes, and back: line ends and encodings, as attributes and settings ask for them. Pure.
+
+The rules are those of git's `convert.c`, on a system whose own line end is LF. Filters and `ident` take no part.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from moothall.inside.text_encodings import text_codec
+
+NAMES = ("text", "crlf", "eol", "working-tree-encoding")
+"""The attributes that say how a file is converted."""
+_NONE = ("unspecified", "set", "unset")
+_PRINTABLE = bytes([8, 9, 12, 27, *range(32, 127), *range(128, 256)])
+_END_OF_FILE = b"\x1a"
+
+When = Literal["never", "always", "if text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A person's settings of git: `core.autocrlf` and `core.eol`."""
+
+    autocrlf: Literal["false", "true", "input"] = "false"
+    eol: str = ""
+
+    @property
+    def text_is_crlf(self) -> bool:
+        """Whether text has CRLF in the work tree unless an attribute says otherwise."""
+        return self.autocrlf == "true" or (self.autocrlf == "false" and self.eol == "crlf")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """How one file is converted. `to_crlf`: on checkout LF becomes CRLF; `to_lf`: on the way back CRLF becomes LF; `codec`: its encoding in the
+    work tree, where that is not UTF-8; `mark`: the byte order mark that git writes and the codec does not.
+    """
+
+    to_crlf: When = "never"
+    to_lf: When = "never"
+    codec: str = ""
+    mark: bytes = b""
+
+    @property
+    def on_checkout(self) -> bool:
+        """Whether a checkout may differ from the blob."""
+        return self.to_crlf != "never" or self.codec != ""
+
+    def smudge(self, blob: bytes) -> bytes:
+        """Return what a checkout has of a blob."""
+        if self.to_crlf == "always" or (self.to_crlf == "if text" and b"\r" not in blob and not _is_binary(blob)):
+            blob = blob.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
+        if not self.codec or not blob:
+            return blob
+        try:
+            return self.mark + blob.decode().encode(self.codec)
+        except UnicodeError:
+            return blob  # as git has it, which says so
+
+    def clean(self, content: bytes, before: bytes = b"") -> bytes:
+        """Return the blob of a file of the work tree whose blob was `before`."""
+        if self.codec:
+            try:
+                content = content.removeprefix(self.mark).decode(self.codec).encode()
+            except UnicodeError:
+                return content  # not in that encoding; a checkout makes it so if it is UTF-8
+        if self.to_lf == "always" or (self.to_lf == "if text" and b"\r\n" not in before and not _is_binary(content)):
+            return content.replace(b"\r\n", b"\n")
+        return content
+
+
+UNCONVERTED = Conversion()
+
+
+def conversion(attributes: Mapping[str, str], settings: Settings = Settings()) -> Conversion:
+    """Return the conversion of a file with these attributes, in the words of `git check-attr`."""
+    kind = _kind(attributes.get("text", "")) or _kind(attributes.get("crlf", ""))
+    eol = attributes.get("eol", "")
+    if kind != "binary" and eol in {"lf", "crlf"}:
+        kind = f"auto {eol}" if kind == "auto" else f"text {eol}"
+    if not kind:
+        kind = {"false": "binary", "true": "auto crlf", "input": "auto lf"}[settings.autocrlf]
+    if kind in {"text", "auto"}:
+        kind += " crlf" if settings.text_is_crlf else " lf"
+    when: When = "never" if kind == "binary" else "if text" if kind.startswith("auto") else "always"
+    codec, mark = _codec(attributes.get("working-tree-encoding", ""))
+    return Conversion(when if kind.endswith("crlf") else "never", when, codec, mark)
+
+
+def _kind(value: str) -> str:
+    return {"set": "text", "unset": "binary", "auto": "auto", "input": "text lf"}.get(value, "")
+
+
+def _codec(name: str) -> tuple[str, bytes]:
+    """Return Python's codec and the mark that is written before its text; '' for UTF-8 and for what is no text encoding."""
+    if not name or name in _NONE:
+        return "", b""
+    plain = name.upper().removesuffix("-BOM")
+    codec = text_codec(plain)
+    marks = {"utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE}
+    return ("", b"") if codec == "utf-8" else (codec, marks.get(codec, b"") if plain != name.upper() else b"")
+
+
+def _is_binary(content: bytes) -> bool:
+    if b"\0" in content or content.count(b"\r") > content.count(b"\r\n"):
+        return True
+    text = content.replace(b"\r\n", b"").replace(b"\n", b"")
+    other = len(text.translate(None, _PRINTABLE)) - content.endswith(_END_OF_FILE)
+    return (len(text) - len(text.translate(None, _PRINTABLE))) >> 7 < other
+
+
+def read_attributes(told: bytes) -> dict[str, dict[str, str]]:
+    """Return path → attribute → value of what `git check-attr -z` prints."""
+    words = told.decode("utf-8", "surrogateescape").split("\0")
+    found: dict[str, dict[str, str]] = {}
+    for path, name, value in zip(words[::3], words[1::3], words[2::3], strict=False):
+        found.setdefault(path, {})[name] = value
+    return found
+
+
+def asks_for_conversion(texts: Iterable[bytes]) -> bool:
+    """Whether files of attributes may make a checkout differ from the commit."""
+    return any(word in text for text in texts for word in (b"eol", b"crlf", b"encoding"))
