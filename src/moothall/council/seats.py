@@ -47,6 +47,8 @@ from moothall.telemetry import get_logger
 log = get_logger(__name__)
 
 _APPROACH_TOKENS = 40
+_FIRST_PHASE = {"plan": "derive", "coach": "coach"}
+"""The phase of the calls in which seats write a document."""
 _WORKSPACES = 3  # that a seat may use up for one proposal
 
 BUILT_IN_APPROACHES = (
@@ -116,6 +118,7 @@ def _new_agent(council: Assembly, sitting: Sitting, approach: str, warmth: float
         specs=council.specs,
         python=council.python,
         function=council.function,
+        document=d.document,
     )
     return AgentLoop(
         talk,
@@ -215,7 +218,9 @@ async def _revise(council: Assembly, sitting: Sitting, round_: int, reviews: Seq
 
 def _round(council: Assembly, round_: int) -> tuple[str, datetime]:
     """Return what a round is called, with its phase, and until when it lasts; the first, in which the seats propose, is 0."""
-    return (f"revise/{round_}", council.until) if round_ else ("propose/0", council.work_until)
+    if round_:
+        return f"revise/{round_}", council.until
+    return f"{_FIRST_PHASE.get(council.d.document, 'propose')}/0", council.work_until
 
 
 async def _draft(council: Assembly, sitting: Sitting, round_: int, start: Draft | None = None) -> Draft:

@@ -107,6 +107,7 @@ def plan(
         tools=request.tools,
         agent=request.agent,
         elsewhere={} if request.merge else remote_seats(council, defaults.endpoints),
+        document=request.document,
         follows=key_of(check_id(request.follows, "follows"), who.tenant) if request.follows else "",
         tenant=who.tenant,
         principal=who.name,
@@ -119,7 +120,7 @@ def digest_of(request: DeliberationRequest, who: Principal) -> str:
     nevertheless; and without what is empty of the fields that came later, as in those that were recorded before there were any.
     """
     fields = dump(replace(request, context=""))
-    for name in ("merge", "model", "checks", "tools", "follows", "fork", "agent"):
+    for name in ("merge", "model", "checks", "tools", "follows", "fork", "agent", "document"):
         if not fields[name]:
             del fields[name]
     return digest(str(sorted(fields.items())), who.tenant, who.name)
