@@ -119,7 +119,8 @@ def digest_of(request: DeliberationRequest, who: Principal) -> str:
     """Return what tells requests apart. Without the context: the graph grows, and a request that is repeated is the same one
     nevertheless; and without what is empty of the fields that came later, as in those that were recorded before there were any.
     """
-    fields = dump(replace(request, context=""))
+    # Tasks of a forge had no origin of their own once.
+    fields = dump(replace(request, context="", origin="" if request.origin == "forge" else request.origin))
     for name in ("merge", "model", "checks", "tools", "follows", "fork", "agent", "document"):
         if not fields[name]:
             del fields[name]
