@@ -45,6 +45,11 @@ HOGS = {
     ),
     "endless-output": ("output", "while True: print('x' * 1000)"),
     "one-large-file": ("disk", "f = open('big', 'wb')\nwhile True: f.write(bytes(1_000_000))"),
+    "in-a-shell": (
+        "disk",
+        "import subprocess, sys\nsys.exit(subprocess.call(['sh', '-c', 'head -c 100000000 /dev/zero >big; exit $?']))",
+    ),
+    "over-before-anybody-looks": ("disk", "for n in range(30): open(f'f{n}', 'wb').write(bytes(900_000))"),
     "many-files": ("disk", "import time\nfor n in range(1000): open(f'f{n}', 'wb').write(bytes(900_000))\ntime.sleep(60)"),
 }
 
@@ -86,6 +91,20 @@ async def test_a_limit_stops_with_its_own_status_beside_a_working_neighbour(tmp_
     assert f" status={status} " in told
     assert f"max_rss_bytes={stopped.usage.max_rss_bytes}" in told
     assert " status=success exit_code=0 " in last
+
+
+async def test_files_that_are_written_by_tools_fill_the_disk_too(tmp_path: Path) -> None:
+    async with local(tmp_path, {"a.txt": "a\n"}, **{**LIMITS, "disk_bytes": 1_000_000}) as house:
+        prepared = await house.prepared()
+        async with house.workspaces.open(prepared, "files") as workspace:
+            text = "x" * 400_000
+            wrote = [await house.call(workspace, "files.write", path=f"f{number}.txt", content=text) for number in range(3)]
+            read = await house.call(workspace, "files.read", path="a.txt")
+            gone = await house.call(workspace, "files.delete", path="f0.txt")
+            again = await house.call(workspace, "files.append", path="a.txt", content="b\n")
+    assert [result.status for result in wrote] == [ToolStatus.SUCCESS, ToolStatus.SUCCESS, ToolStatus.DISK]
+    assert "sandbox.disk_bytes" in wrote[-1].error
+    assert (read.status, gone.status, again.status) == (ToolStatus.SUCCESS, ToolStatus.SUCCESS, ToolStatus.SUCCESS)
 
 
 async def test_open_files_are_bounded_and_said_so(tmp_path: Path) -> None:

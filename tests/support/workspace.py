@@ -164,9 +164,10 @@ class TempWorkspace:
     repo: Repo
     prepared: Prepared
     owner: TempWorkspaces
+    messages: list[str] = field(default_factory=list)
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Run files.*, git.status, git.diff and tests.pytest; there are no others here."""
+        """Run files.*, git.status, git.diff, git.commit and tests.pytest; there are no others here."""
         if self.id in self.owner.broken:
             raise WorkspaceFailed(f"the executor of {self.id} is gone")
         if call.tool == "tests.pytest":
@@ -175,6 +176,9 @@ class TempWorkspace:
         return await asyncio.to_thread(self._call, call)
 
     def _call(self, call: ToolCall) -> ToolResult:
+        if call.tool == "git.commit":
+            self.messages.append(str(call.arguments["message"]))
+            return self._done(call, {"commit": "", "branch": "work", "files": []})
         if call.tool in {"git.status", "git.diff"}:
             self.repo.git("add", "--all", "--intent-to-add")
             return self._done(call, {"text": self.repo.git(call.tool.removeprefix("git."))})
@@ -285,4 +289,5 @@ class TempWorkspace:
         command = ["git", "diff", "--cached", "--binary", sha]
         diff = subprocess.run(command, cwd=self.repo.path, capture_output=True, check=True).stdout.decode()
         commit = self.repo.git("commit-tree", self.repo.git("write-tree"), "-p", sha, "-m", message)
-        return Patch(sha, commit, diff, tuple(item.path for item in paths), tests_of(paths, self.prepared))
+        said = "\n\n".join(self.messages)
+        return Patch(sha, commit, diff, tuple(item.path for item in paths), tests_of(paths, self.prepared), said)

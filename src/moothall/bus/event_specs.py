@@ -185,7 +185,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             _E.SEAT_TURN,
             _C.RESULTS,
             _SEAT,
-            phase="propose or revise",
+            phase="propose, derive, coach or revise",
             round="from 0",
             turn="from 1, through all attempts",
             attempt="from 1",

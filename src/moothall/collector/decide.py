@@ -208,6 +208,7 @@ def _results(places: Sequence[RankedCandidate], candidates: Sequence[Candidate])
                 operations=proposal.operations,
                 created_at_ms=proposal.created_at_ms,
                 checks={item.check: str(item.verdict) for item in candidate.assessment.evidence},
+                message=proposal.message,
             )
         )
     return tuple(results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from moothall import telemetry
@@ -13,6 +14,14 @@ from moothall.errors import MoothallError, PatchRefused
 from moothall.ports import Repositories
 
 log = telemetry.get_logger(__name__)
+
+FORGE = "forge"
+"""The origin of tasks that `moothall watch` asks for."""
+_MESSAGE = 4_000
+_TRAILER = re.compile(r"\s*(?:[\w-]+-by|deliberation|winner|skip-checks)\s*:", re.IGNORECASE)
+_SKIP = re.compile(
+    r"\[(?:skip|no|ci)[ -](?:ci|skip|actions|checks)\]|\[(?:actions|azurepipelines)[ -]skip\]|\*\*\*NO_CI\*\*\*", re.IGNORECASE
+)
 
 
 async def deliver(repositories: Repositories, deliberation: Deliberation, outcome: Outcome) -> Outcome:
@@ -52,5 +61,16 @@ async def _exact(repositories: Repositories, base: Base, winner: Result) -> str:
 def _message(deliberation: Deliberation, outcome: Outcome) -> str:
     """The same for the same decision, so that delivering again makes the same commit."""
     title = " ".join(deliberation.description.strip().partition("\n\n")[0].split())[:72]
+    # On a forge the words of a commit act: they close issues and call people.
+    own = "" if deliberation.origin == FORGE else own_message(outcome.results[0].message)
     proven = "proven" if outcome.proven else "unproven"
-    return f"{title}\n\nDeliberation: {deliberation.task_id}\nWinner: {outcome.winner_id} ({proven})\n"
+    return f"{own or title}\n\nDeliberation: {deliberation.task_id}\nWinner: {outcome.winner_id} ({proven})\n"
+
+
+def own_message(message: str) -> str:
+    """Return a seat's own commit message as it may stand in a commit: readable lines, without trailers and without words by which
+    a program skips checks.
+    """
+    lines = ("".join(sign if sign.isprintable() else " " for sign in line).rstrip() for line in message.splitlines())
+    kept = [_SKIP.sub("", line).rstrip() for line in lines if not _TRAILER.match(line)]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip()[:_MESSAGE]

@@ -261,7 +261,7 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
     grant = grant_of(d, parts.gate, prepared)
     specs = parts.gate.list_tools(d.tenant, grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
     python = parts.run_code is not None and bool(specs) and parts.llm.context_tokens >= parts.python.offer_from_tokens
-    system = prompts.system_text(specs, mode, python=python)
+    system = prompts.system_text(specs, mode, python=python, document=bool(d.document))
     shown = await _show_repository(d, prepared, parts, taken=tokens(system)) if prepared is not None and not d.merge else None
     if shown is not None and not any(spec.name == "files.define" for spec in specs):
         shown = replace(shown, example=None)  # nothing is shown that may not be used

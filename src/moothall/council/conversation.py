@@ -9,11 +9,19 @@ from typing import Literal
 
 from moothall.config import LlmSettings
 from moothall.council.function import Function
-from moothall.council.prompting.reply import MalformedReplyError, Turn, read_turn, turn_schema
+from moothall.council.prompting.reply import (
+    MalformedReplyError,
+    Turn,
+    document_schema,
+    read_document,
+    read_turn,
+    turn_schema,
+)
 from moothall.council.prompting.text import CHARS_PER_TOKEN, clip, tokens
 from moothall.council.recording import RecordedModel
 from moothall.domain.chat import ChatRequest, Message, ReplyMode
 from moothall.domain.ids import seed_of
+from moothall.domain.task import DocumentKind
 from moothall.errors import DeadlineExceeded
 from moothall.tools.catalogue import ToolSpec
 
@@ -85,7 +93,7 @@ class Voice:
 
 class Conversation:
     """A seat's, in a task, or one of its sub-agents'. `python`: blocks of it can be asked for. `function`: it is
-    about this one function, without tools.
+    about this one function, without tools. `document`: its answer is such a document.
     """
 
     def __init__(
@@ -100,6 +108,7 @@ class Conversation:
         specs: Sequence[ToolSpec] = (),
         python: bool = False,
         function: Function | None = None,
+        document: DocumentKind = "",
     ) -> None:
         self._task_id = task_id
         self.seat = seat
@@ -110,6 +119,7 @@ class Conversation:
         self._specs = tuple(specs)
         self._python = python
         self.function = function
+        self._document = document
         self._attempt = 1
         self.exchanges: list[Exchange] = []
 
@@ -156,21 +166,27 @@ class Conversation:
         messages = window(head, self.exchanges, self.llm.context_tokens - most - (tokens(told) if told else 0))
         if told:  # at the end of what it hears, each time: what comes before stays as the server has cached it
             messages = (*messages[:-1], replace(messages[-1], content=f"{messages[-1].content}\n\n{told}".strip()))
+        schema, is_document = None, bool(self._document) and voice.mode == "json"
+        if is_document:
+            schema = document_schema(self._document)
+        elif voice.mode == "json" and not function:
+            schema = turn_schema(() if ending == "must" else specs, may_finish=ending != "not", python=self._python)
         reply = await self.model.ask(
             ChatRequest(
                 call_id=call_id,
                 messages=messages,
                 max_tokens=most,
                 deadline=deadline,
-                schema=turn_schema(() if ending == "must" else specs, may_finish=ending != "not", python=self._python)
-                if voice.mode == "json" and not function
-                else None,
+                schema=schema,
                 temperature=voice.temperature,
                 seed=seed_of(voice.seed, f"{self.seat}/{step}"),
             )
         )
         try:
-            said = function.read(reply, way) if function and way else read_turn(reply, voice.mode)
+            if function and way:
+                said = function.read(reply, way)
+            else:
+                said = read_document(reply) if is_document else read_turn(reply, voice.mode)
         except MalformedReplyError as error:
             return str(error), reply.text
         if said.python is not None and not runs_python:

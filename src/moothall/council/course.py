@@ -125,13 +125,14 @@ class InCircles(Permanent):
 @dataclass(frozen=True, slots=True)
 class Draft:
     """What a seat's work came to. `patch` is None about text and for an answer. `green` and `worth` (more is better) as the
-    seat's own workspace saw it.
+    seat's own workspace saw it. `message`: of the seat's own commits.
     """
 
     content: str
     patch: Patch | None = None
     green: bool = False
     worth: tuple[int, ...] = ()
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,9 @@ from moothall.council.turns import TOO_EARLY, UNUSABLE
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
-from moothall.domain.proposal import Assessment, Proposal, Review, SeatOutcome, SeatStatus
+from moothall.domain.proposal import Assessment, Operation, Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Prepared
-from moothall.domain.tool import ToolUsage
+from moothall.domain.tool import ToolStatus, ToolUsage
 from moothall.errors import (
     BudgetExceeded,
     BusUnavailable,
@@ -56,6 +56,9 @@ from moothall.telemetry import get_logger
 log = get_logger(__name__)
 
 _APPROACH_TOKENS = 40
+_FIRST_PHASE = {"plan": "derive", "coach": "coach"}
+"""The phase of the calls in which seats write a document."""
+_MESSAGE = 4_000  # characters of a seat's own commit messages
 _WORKSPACES = 3  # that a seat may use up for one proposal
 
 BUILT_IN_APPROACHES = (
@@ -125,6 +128,7 @@ def _new_agent(council: Assembly, sitting: Sitting, approach: str, warmth: float
         specs=council.specs,
         python=council.python,
         function=council.function,
+        document=d.document,
     )
     return AgentLoop(
         talk,
@@ -224,7 +228,9 @@ async def _revise(council: Assembly, sitting: Sitting, round_: int, reviews: Seq
 
 def _round(council: Assembly, round_: int) -> tuple[str, datetime]:
     """Return what a round is called, with its phase, and until when it lasts; the first, in which the seats propose, is 0."""
-    return (f"revise/{round_}", council.until) if round_ else ("propose/0", council.work_until)
+    if round_:
+        return f"revise/{round_}", council.until
+    return f"{_FIRST_PHASE.get(council.d.document, 'propose')}/0", council.work_until
 
 
 async def _draft(council: Assembly, sitting: Sitting, round_: int, start: Draft | None = None) -> Draft:
@@ -302,13 +308,21 @@ async def _attempt(
             async with council.parts.workspaces.open(prepared, called, patch=patch) as workspace:
                 context = replace(_context(council, sitting, workspace, until), meter=meter)
                 place = Workplace(TurnContext(context, council.parts.gate), prepared, also, council.d.description)
-                return await agent.work(place, where, turns, start)
+                attempt = await agent.work(place, where, turns, start)
+                if attempt.draft is None or not any(_is_commit(operation) for operation in agent.operations[mark[1] :]):
+                    return attempt
+                message = (await workspace.patch("files as they are")).message  # it may commit after its last change
+                return replace(attempt, draft=replace(attempt.draft, message=message))
         except (WorkspaceFailed, SandboxUnavailable) as error:
             if lost == _WORKSPACES:
                 raise
             log.warning("workspace lost; its turns are done again", workspace=called, reason=error.message)
             agent.back_to(mark)
     raise AssertionError("unreachable")
+
+
+def _is_commit(operation: Operation) -> bool:
+    return operation.tool == "git.commit" and operation.status == ToolStatus.SUCCESS
 
 
 async def _submit(council: Assembly, sitting: Sitting, draft: Draft, revision: int) -> None:
@@ -324,6 +338,9 @@ async def _submit(council: Assembly, sitting: Sitting, draft: Draft, revision: i
         operations=tuple(sitting.agent.operations) if sitting.agent else (),
         own_tests=patch.tests if patch else (),
         created_at_ms=int(datetime.now(UTC).timestamp() * 1000),
+        message=council.parts.clean(next((one.message for one in (draft, *reversed(sitting.drafts)) if one.message), ""))[
+            :_MESSAGE
+        ],
     )
     sitting.drafts.append(draft)
     sitting.status, sitting.code, sitting.message = SeatStatus.PROPOSED, "", ""

@@ -47,6 +47,7 @@ class Result:
     operations: tuple[Operation, ...] = ()
     created_at_ms: int = 0
     checks: Mapping[str, str] = field(default_factory=dict)
+    message: str = ""
 
     @property
     def answer(self) -> str:

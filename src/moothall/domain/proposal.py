@@ -25,7 +25,7 @@ class Operation:
 class Proposal:
     """One seat's answer. `revision` 0 is the original. `diff` is a git diff against the base commit,
     empty in a deliberation about text, where `content` is the answer itself. `own_tests` are the
-    paths of test files that the author added or changed.
+    paths of test files that the author added or changed. `message`: what the author said in commits of its own.
     """
 
     seat: str
@@ -37,6 +37,7 @@ class Proposal:
     operations: tuple[Operation, ...] = ()
     own_tests: tuple[str, ...] = ()
     created_at_ms: int = 0
+    message: str = ""
 
     @property
     def candidate(self) -> str:

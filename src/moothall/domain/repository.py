@@ -130,7 +130,8 @@ class Prepared:
 class Patch:
     """What came out of a workspace: a commit in the trusted clone and its diff against the base.
 
-    `tests` are those changed paths that are test files; an empty `diff` means nothing changed.
+    `tests` are those changed paths that are test files; an empty `diff` means nothing changed. `message`: those of the commits that were
+    made in the workspace itself, oldest first; empty without any.
     """
 
     base_sha: str
@@ -138,6 +139,7 @@ class Patch:
     diff: str
     paths: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Self
+from typing import Literal, Self
 
 from moothall.domain.budget import Budget
 from moothall.domain.ids import ROLES, check_id, check_key, is_id
@@ -17,6 +17,8 @@ from moothall.domain.tool import Bounds
 from moothall.errors import InvalidRequest
 
 DEFAULT_SEATS = 3
+DocumentKind = Literal["", "plan", "coach"]
+"""A JSON document that answers a deliberation about text: the tasks of a story, or a story. Empty: plain text."""
 VALIDATION = "validation"
 """What a deliberation's own checks are called: validation-1, validation-2, …"""
 _COMMAND_CHARS = 4000
@@ -101,7 +103,7 @@ class DeliberationRequest:
     `about_text`: not even on the default repository. `model`: of the settings, by name or tier. `merge`: commits that are to be brought together; no model is asked.
     `checks`: commands beside the repository's own checks; `tools`: of the role's, the seats may use these alone. `follows`: the task whose
     conversation goes on, on the files as it left them where no repository is named. `fork`: another run of a task from one of its
-    turns; all but `task_id` and `seed` is as it was there. `agent`: it is a run of this one.
+    turns; all but `task_id` and `seed` is as it was there. `agent`: it is a run of this one. `document`: what an answer about text is.
     """
 
     description: str
@@ -129,6 +131,7 @@ class DeliberationRequest:
     follows: str = ""
     fork: Fork | None = None
     agent: AgentRef | None = None
+    document: DocumentKind = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,8 @@ class Deliberation:
     default), `seat_models` those of seats that have another. `checks` are judged beside the repository's own (name → argv), `tools` what
     the role's grant is narrowed to, where there are any. `follows` is the key of the task before it in a conversation, whose questions and
     answers are in `context`; `fork` the recorded turns with which its one seat begins.
-    `agent`: of a file, of which it is a run. `elsewhere`: the endpoints of seats whose agents are asked elsewhere.
+    `agent`: of a file, of which it is a run. `elsewhere`: the endpoints of seats whose agents are asked elsewhere. `document`: what an
+    answer about text is.
     """
 
     task_id: str
@@ -177,6 +181,7 @@ class Deliberation:
     fork: Beginning | None = None
     agent: AgentRef | None = None
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    document: DocumentKind = ""
 
     def model_of(self, seat: str) -> str:
         """Return the name of a seat's model in the settings; '' is the default one."""

@@ -183,7 +183,7 @@ class Watch:
     ) -> DeliberationRequest:
         """Return what a council is asked: on the newest commit, or on `base`, and after the last answered task that the log still knows."""
         on = RepositoryRef(id=self._repositories[repository], ref=base)
-        request = DeliberationRequest(words, "DEV", task_id, repository=on)
+        request = DeliberationRequest(words, "DEV", task_id, repository=on, origin="forge")
         for before in reversed(done):
             try:
                 known = await self._desk.result(before, LOCAL)

@@ -34,11 +34,16 @@ _HINT_BYTES = 4000
 _NICE = 5
 _STILL_SECONDS = 2.0  # that the watch wakes late
 _NEVER = float("inf")
+_BY_SHELL = 128  # a shell ends with this and the number of the signal that ended its command
 
 # Texts: compiling them costs start time, and only a command that fails needs them.
 _HINTS = (
     ("memory", r"(?im)^(?:\w+\.)?MemoryError|Cannot allocate memory|out of memory"),
-    ("disk", r"No space left on device|File too large|Disk quota exceeded"),
+    (
+        "disk",
+        # As C, Python, Go, Rust, Java, Node and shells spell it.
+        r"(?i)no space left on device|file too large|file size limit exceeded|disk quota exceeded|\b(?:ENOSPC|EFBIG|EDQUOT)\b",
+    ),
     ("processes", r"Resource temporarily unavailable|can't start new thread|fork: retry"),
 )
 
@@ -196,7 +201,7 @@ def _watch(
     code = os.waitstatus_to_exitcode(waited)
     cpu = max(used.ru_utime + used.ru_stime, watch.seen.cpu_seconds)
     return CommandEnd(
-        status=status or _why(code, output, watch.seen, walls, cpu),
+        status=status or explain_end(code, output, watch.seen, walls, cpu),
         exit_code=code,
         output=output,
         total=watch.kept.total,
@@ -330,11 +335,11 @@ def _broken_limit(seen: Seen, walls: Walls) -> str:
     return "cpu" if seen.cpu_seconds > walls.cpu_seconds else ""
 
 
-def _why(code: int, output: bytes, seen: Seen, walls: Walls, cpu: float) -> str:
-    """Tell why a command that ended by itself did so: 'success' also for one that ended with an exit code."""
+def explain_end(code: int, output: bytes, seen: Seen, walls: Walls, cpu: float) -> str:
+    """Return the status of a command that ended by itself: the limit that ended it, or 'success', also for an exit code of its own."""
     if code == -signal.SIGXCPU or (code == -signal.SIGKILL and cpu >= walls.cpu_seconds):
         return "cpu"
-    if code == -signal.SIGXFSZ:
+    if code in {-signal.SIGXFSZ, _BY_SHELL + signal.SIGXFSZ}:
         return "disk"
     if code != 0:
         tail = output[-_HINT_BYTES:].decode("utf-8", "replace")

@@ -22,7 +22,7 @@ from moothall.inside import files, texts
 from moothall.inside.commands import Walls, call, run
 from moothall.inside.confinement import ROOT, shut_in
 from moothall.inside.ended import CommandEnd
-from moothall.inside.paths import ToolFailure, clean_for_writing, open_parent
+from moothall.inside.paths import DISK_FULL, ToolFailure, clean_for_writing, open_parent
 from moothall.inside.processes import kill_all, others
 from moothall.inside.protocol import Frames, ProtocolError, pack, unpack_path
 from moothall.inside.talk import BLOCK, Talk
@@ -90,7 +90,8 @@ class Executor:
         except ToolFailure as failed:
             answer = {"status": failed.status, "error": str(failed)}
         except OSError as error:
-            answer = {"status": "error", "error": f"{error.filename or 'workspace'}: {error.strerror}"}
+            status = "disk" if error.errno in DISK_FULL else "error"
+            answer = {"status": status, "error": f"{error.filename or 'workspace'}: {error.strerror}"}
         answer.setdefault("duration_ms", round((time.monotonic() - begun) * 1000))
         answer.setdefault("usage", _own_usage(used))
         answer["id"] = self._current

@@ -68,6 +68,10 @@ def open_beneath(root: int, path: str, flags: int, mode: int = 0) -> int:
     raise failure(code, path)
 
 
+DISK_FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
+"""The error numbers of a disk limit."""
+
+
 def failure(code: int, path: str) -> ToolFailure:
     """Return what to tell the model of an errno on `path`."""
     shown = path or "."

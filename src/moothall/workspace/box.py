@@ -42,6 +42,7 @@ _PROXIES = (
 )
 _OF_OTHERS = frozenset({"run", "code"})  # what runs code of others
 _SLOTTED = frozenset({"run", "build", "check", "code"})  # what takes a slot of this machine; set-up mostly waits for the network
+_WRITING = frozenset({"files.write", "files.append", "files.edit", "files.define", "files.mkdir", "files.store"})
 
 Answer = dict[str, Any]
 Asked = Callable[[Answer], Awaitable[Answer]]
@@ -276,6 +277,10 @@ class Box(ABC):
             self._link.stop(number, "cancelled")
             raise
         starved = killed is not None and self._count_memory_kills() > killed
+        # A command may be over before the watch looks, and writing files has no watch.
+        if not starved and result.get("status") == "success" and _writes(op, fields) and await self._disk_is_full():
+            said = f"the workspace holds more than it may (sandbox.disk_bytes = {limits.disk_bytes}); delete what is not needed"
+            result = {**result, "status": "disk", "verdict": "errored", "error": said}
         if starved and ((result.get("status") == "success" and result.get("exit_code")) or result.get("crashed")):
             result = {**result, "status": "memory", "verdict": "errored"}
         if killed is not None:
@@ -371,3 +376,8 @@ class Box(ABC):
         place = self.place
         filled = place.env is not None and (place.env_writable or (place.env / GO_CACHE).is_dir())
         return f"{ENVIRONMENT}/{GO_CACHE}" if filled else f"{HOME}/.cache/go"
+
+
+def _writes(op: str, fields: Mapping[str, Any]) -> bool:
+    """Whether a request may fill the disk of the workspace. A set-up has a limit of its own."""
+    return op in {"run", "check", "code"} or (op == "files" and fields.get("tool") in _WRITING)

@@ -34,6 +34,18 @@ class GitState:
     branch: str = "work"
     branches: dict[str, str] = field(default_factory=dict)
     added: set[str] = field(default_factory=set)
+    made: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """The commits that were made here: the one before, and the message."""
+
+    @property
+    def message(self) -> str:
+        """The messages of the commits from the base to the newest, oldest first, each once; empty where none was made here."""
+        messages: list[str] = []
+        at = self.head
+        while at in self.made:
+            at, message = self.made[at]
+            messages.insert(0, message.strip())
+        return "\n\n".join(dict.fromkeys(messages))
 
     def __post_init__(self) -> None:
         self.head = self.head or self.base_sha
@@ -129,6 +141,7 @@ class _Repository:
         kept = {path: change for path, change in before.items() if path not in chosen}
         kept |= {change.path: change for change in now if change.path in chosen}
         patch = await self.clone.commit_changes(self.state.base_sha, list(kept.values()), message, parent=self.state.head)
+        self.state.made[patch.commit_sha] = (self.state.head, message)
         self.state.head = self.state.branches[self.state.branch] = patch.commit_sha
         self.state.added.clear()
         return {"commit": patch.commit_sha, "branch": self.state.branch, "files": sorted(chosen)}

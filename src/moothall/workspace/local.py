@@ -312,7 +312,8 @@ class LocalWorkspace:
 
     async def patch(self, message: str) -> Patch:
         """Commit all changes so far to the trusted clone. See `ports.Workspace`."""
-        return await self.clone.commit_changes(self.base.sha, await self.changes(), message)
+        patch = await self.clone.commit_changes(self.base.sha, await self.changes(), message)
+        return replace(patch, message=self._git.message)
 
     async def run_code(self, block: CodeBlock, ask: Ask) -> BlockRun:
         """Run a block in CPython. See `ports.Workspace`.

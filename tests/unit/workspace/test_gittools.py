@@ -85,6 +85,20 @@ async def test_add_commit_and_log(files: Files) -> None:
         await files.call("git.commit", message="again")
 
 
+async def test_the_messages_of_own_commits_are_known(files: Files) -> None:
+    assert files.state.message == ""
+    files.now = [SOLVED]
+    await files.call("git.commit", message="feat: add hello_world()\n\nIt greets.\n")
+    await files.call("git.branch", name="aside")
+    files.now = [SOLVED, NEW]
+    await files.call("git.commit", message="docs: say so")
+    assert files.state.message == "feat: add hello_world()\n\nIt greets.\n\ndocs: say so"
+    await files.call("git.checkout", ref="aside")
+    assert files.state.message == "feat: add hello_world()\n\nIt greets."
+    await files.call("git.checkout", ref=files.state.base_sha)
+    assert files.state.message == ""
+
+
 async def test_diff_against_head_and_older_commits(files: Files) -> None:
     files.now = [SOLVED]
     diff = await files.call("git.diff")

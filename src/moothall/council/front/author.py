@@ -7,12 +7,14 @@ of a stranger: read line by line, bounded, and taken only where the coach scores
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from moothall.council.prompting.text import fence
+from moothall.domain.codec import list_of, text_of
 from moothall.domain.identity import Principal
 from moothall.domain.ids import new_task_id
 from moothall.domain.task import Constraints, DeliberationRequest
@@ -26,10 +28,8 @@ _FIELD = re.compile(r"^\W*(title|description|criteria|acceptance criteria)\W*?:\
 _CONDITION = re.compile(r"^(?P<then>.+?)[,;]?\s+(?:when|if|once|whenever)\s+(?P<when>.+?)[.;]?$", re.IGNORECASE)
 _CONDITION_FIRST = re.compile(r"^(?:when|if|once|whenever)\s+(?P<when>[^,]+),\s*(?:then\s+)?(?P<then>.+?)[.;]?$", re.IGNORECASE)
 _SHAPE = (
-    "Reply with the story alone, in this shape:\n"
-    "Title: what is possible afterwards, at most 80 characters\n"
-    "Description: As a …, I want …, so that …\n"
-    "Criteria:\n- Given …, when …, then …\n- Given …, when …, then …\n"
+    'Reply with one JSON document alone: {"title": "what is possible afterwards, at most 80 characters", '
+    '"description": "As a …, I want …, so that …", "criteria": ["Given …, when …, then …", "Given …, when …, then …"]}. '
     "Each criterion names what is seen, a value or a number. Keep what the author wrote; invent no new wishes."
 )
 
@@ -86,6 +86,7 @@ class Author:
             protocol="single",
             num_agents=1,
             about_text=True,
+            document="coach",
             origin="coach",
             constraints=Constraints(timeout_seconds=max(1, round(self._seconds))),
         )
@@ -128,7 +129,15 @@ def suggest(goal: str) -> StoryDraft:
 
 
 def read(said: str) -> StoryDraft:
-    """Return the story that a reply tells, as far as it does."""
+    """Return the story that a reply tells, as far as it does: a JSON document, or lines that begin with Title, Description and Criteria."""
+    try:
+        document = json.loads(said[said.find("{") : said.rfind("}") + 1], strict=False)
+    except (ValueError, RecursionError):
+        document = None
+    if isinstance(document, dict):
+        title, description = (" ".join(text_of(document.get(name)).split()) for name in ("title", "description"))
+        criteria = (" ".join(text_of(line).split()) for line in list_of(document.get("criteria")))
+        return StoryDraft(title, description, tuple(line for line in criteria if line))
     fields: dict[str, list[str]] = {"title": [], "description": [], "criteria": []}
     into = ""
     for line in said.splitlines():

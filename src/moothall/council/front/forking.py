@@ -104,7 +104,7 @@ def _check(source: Deliberation, turns: Mapping[int, tuple[str, Data]], whose: s
     alone = PROTOCOLS[source.protocol].revises_on != "reviews"
     for number, (step, data) in turns.items():
         last = f"fork from turn {number - 1} or one before it" if number > 1 else "it cannot be forked"
-        if not (step.startswith("propose/") or alone):
+        if step.startswith("revise/") and not alone:
             raise InvalidRequest(f"turn {number} of {whose} answers reviews of other seats, which a fork does not have; {last}")
         for item in data.get("operations") or ():
             spec = tools.get(str(item.get("tool")))

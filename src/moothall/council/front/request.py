@@ -108,6 +108,7 @@ def plan(
         tools=request.tools,
         agent=request.agent,
         elsewhere={} if request.merge else remote_seats(council, defaults.endpoints),
+        document=request.document,
         follows=key_of(check_id(request.follows, "follows"), who.tenant) if request.follows else "",
         tenant=who.tenant,
         principal=who.name,
@@ -119,8 +120,9 @@ def digest_of(request: DeliberationRequest, who: Principal) -> str:
     """Return what tells requests apart. Without the context: the graph grows, and a request that is repeated is the same one
     nevertheless; and without what is empty of the fields that came later, as in those that were recorded before there were any.
     """
-    fields = dump(replace(request, context=""))
-    for name in ("merge", "model", "checks", "tools", "follows", "fork", "agent"):
+    # Tasks of a forge had no origin of their own once.
+    fields = dump(replace(request, context="", origin="" if request.origin == "forge" else request.origin))
+    for name in ("merge", "model", "checks", "tools", "follows", "fork", "agent", "document"):
         if not fields[name]:
             del fields[name]
     return digest(str(sorted(fields.items())), who.tenant, who.name)

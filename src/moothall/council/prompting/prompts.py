@@ -78,14 +78,21 @@ _TEXT_SPELLING = {
     "blocks": "A reply is the whole answer in <finish>…</finish>. For example:\n"
     "<finish>Cache the rates for an hour: they change daily, and a miss costs 40 ms.</finish>",
 }
+_DOCUMENT_SPELLING = {
+    "json": "A reply is one JSON object, the document that the task asks for, and nothing else.",
+    "blocks": "A reply is the document that the task asks for in <finish>…</finish>.",
+}
 
 
-def system_text(specs: Sequence[ToolSpec], mode: ReplyMode, *, python: bool = False, example: Passage | None = None) -> str:
+def system_text(
+    specs: Sequence[ToolSpec], mode: ReplyMode, *, python: bool = False, example: Passage | None = None, document: bool = False
+) -> str:
     """Return what every seat of a role is told first; without tools, what a council about text is told. `python`: blocks of it
-    are offered. `example`: the function of the repository that the worked example is about.
+    are offered. `example`: the function of the repository that the worked example is about. `document`: an answer about text is a
+    JSON document.
     """
     if not specs:
-        return _TEXT.format(data=_DATA, spelling=_TEXT_SPELLING[mode])
+        return _TEXT.format(data=_DATA, spelling=(_DOCUMENT_SPELLING if document else _TEXT_SPELLING)[mode])
     action, task, why, finish = _example(example)
     return _WORK.format(
         data=_DATA,

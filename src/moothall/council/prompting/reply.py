@@ -18,6 +18,8 @@ from pydantic_core import from_json
 
 from moothall.domain.chat import ChatReply, ReplyMode, ReplySchema
 from moothall.domain.codec import list_of
+from moothall.domain.ids import ROLES
+from moothall.domain.task import DocumentKind
 from moothall.domain.tool import Action
 from moothall.tools.catalogue import ToolSpec
 
@@ -27,6 +29,8 @@ MAX_ANSWER = 2000
 MAX_ACTIONS = 8
 _THOUGHT = 200
 _APPROACH_WORDS = 3
+_TASKS, _CRITERIA = 32, 60
+"""Of a document: a grammar is bounded, whatever the settings allow."""
 _KINDS = ("actions", "python", "finish")
 _RIGHT = {
     "json": 'Right is, for example, {"thought": "look first", "actions": [{"tool": "files.read", "args": {"path": "README.md"}}]} '
@@ -79,6 +83,27 @@ def _turn_schema(specs: tuple[ToolSpec, ...], *, may_finish: bool, python: bool)
     return ReplySchema("turn", ways[0] if len(ways) == 1 else {"anyOf": ways})
 
 
+@lru_cache(maxsize=4)
+def document_schema(kind: DocumentKind) -> ReplySchema:
+    """Return the schema of a document: `plan` for the tasks of a story, `coach` for a story."""
+    text = {"type": "string", "minLength": 1, "maxLength": MAX_ANSWER}
+    if kind == "coach":
+        criteria = {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 400}, "maxItems": _CRITERIA}
+        return ReplySchema(
+            "coach", _closed_object(title={"type": "string", "maxLength": 200}, description=text, criteria=criteria)
+        )
+    name = {"type": "string", "minLength": 1, "maxLength": 64}
+    task = _closed_object(
+        id=name,
+        role={"enum": list(ROLES)},
+        description=text,
+        criteria={"type": "array", "items": {"enum": list(range(1, _CRITERIA + 1))}, "maxItems": _CRITERIA},
+        after={"type": "array", "items": name, "maxItems": _TASKS},
+    )
+    tasks = {"type": "array", "items": task, "minItems": 1, "maxItems": _TASKS}
+    return ReplySchema("plan", _closed_object(tasks=tasks))
+
+
 def approaches_schema(count: int) -> ReplySchema:
     """Return the schema of a list of `count` approaches of a dozen words each."""
     items = {"type": "array", "items": {"type": "string", "minLength": 3, "maxLength": 90}, "minItems": count, "maxItems": count}
@@ -113,6 +138,23 @@ def read_turn(reply: ChatReply, mode: ReplyMode) -> Turn:
         return _read_json_turn(text) if mode == "json" else _read_blocks(text)
     except MalformedReplyError as error:
         raise MalformedReplyError(f"Your reply could not be used: {error} {_RIGHT[mode]}") from error
+
+
+def read_document(reply: ChatReply) -> Turn:
+    """Return a reply that is a document as the turn that finishes with it; the document may also be the `finish` of a turn.
+
+    Raises `MalformedReplyError` saying what was wrong and what is right.
+    """
+    text = whole_text(reply)
+    try:
+        data = _object(text)
+        if "finish" in data:
+            return _read_json_turn(text)
+    except MalformedReplyError as error:
+        raise MalformedReplyError(
+            f"Your reply could not be used: {error} Right is the one JSON object that the task asks for."
+        ) from error
+    return Turn(finish=json.dumps(data, ensure_ascii=False).encode("utf-8", "replace").decode())
 
 
 def answer_so_far(text: str) -> str:

@@ -1,0 +1,31 @@
+"""What a seat says in its own commits goes with its proposal."""
+
+from __future__ import annotations
+
+from itertools import chain, repeat
+from typing import Any
+
+import pytest
+
+from moothall.domain.event import EventType
+from support.council import act, append, finish, of
+from support.repos import SOLUTION
+
+WRITE = ("files.append", {"path": "src/utils.py", "content": SOLUTION})
+COMMIT = ("git.commit", {"message": "feat: add hello_world()\n\nIt greets."})
+
+
+@pytest.mark.parametrize(
+    ("replies", "message"),
+    [
+        ([act(WRITE, COMMIT)], COMMIT[1]["message"]),
+        ([act(("files.append", {"path": "README.md", "content": "More.\n"})), act(COMMIT)], COMMIT[1]["message"]),
+        ([append()], ""),
+    ],
+)
+async def test_a_proposal_has_the_message_of_its_seats_commits(council: Any, replies: list[str], message: str) -> None:
+    said = chain(replies, repeat(finish()))
+    async with council(lambda _body, _headers: next(said)) as house:
+        events = await house.run(house.deliberation("single", seats=1))
+        (proposed,) = of(events, EventType.SEAT_PROPOSED)
+        assert proposed["proposal"]["message"] == message
