@@ -58,6 +58,10 @@ async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Faul
     prompt = str(body["messages"])
     if "WAIT" in prompt:
         await asyncio.Event().wait()
+    if "NOTES" in prompt:
+        has_acted = any(message["role"] == "assistant" for message in body["messages"])
+        wanted = turn("files.write", path="notes.md", content="to be done\n")
+        return '{"thought": "", "finish": "It is written."}' if has_acted else wanted
     if "SLEEP" in prompt:
         return turn("files.write", path="tests/test_slow.py", content=SLOW)
     if "SLOWLY" in prompt:
@@ -136,6 +140,23 @@ async def test_an_agent_answers_a_question_unary_and_streamed(agent: Caller) -> 
         }:
             await asyncio.sleep(0.05)
     assert all(is_signed("of these tests", body, signed) for body, signed in told.values())
+
+
+async def test_an_agent_without_a_repository_uses_tools_and_tells_each(agent: Caller) -> None:
+    query = asked("Write the NOTES down", available_tools=["file_write", "file_read"])
+    response = await agent.ExecuteTask(query)
+    assert (response.status, response.final_state) == (common.STATUS_CODE_OK, pb.AGENT_STATE_COMPLETED), response.error_message
+    assert "+to be done" in json_format.MessageToDict(response.metadata)["diff"]
+    updates = await read(agent.StreamExecuteTask(query))
+    assert updates[-1].state == pb.AGENT_STATE_COMPLETED
+    streamed = [update.tool_call for update in updates if update.HasField("tool_call")]
+    results = [update.tool_result for update in updates if update.HasField("tool_result")]
+    for calls, told in ((response.tool_calls, response.tool_results), (streamed, results[:-1])):
+        assert [call.name for call in calls] == ["files.write"]
+        assert json_format.MessageToDict(calls[0].parameters) == {"path": "notes.md", "content": "to be done\n"}
+        assert [(result.tool_id, result.status) for result in told] == [(calls[0].tool_id, common.STATUS_CODE_OK)]
+        assert json_format.MessageToDict(told[0].output)["path"] == "notes.md"
+    assert results[-1].tool_id == "usage_metrics"
 
 
 async def test_the_text_is_there_while_the_model_writes_it(agent: Caller) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +24,7 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import digest, is_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
-from moothall.domain.tool import Action, ToolStatus
+from moothall.domain.tool import Action, ToolResult, ToolStatus
 from moothall.errors import InvalidRequest, MoothallError
 from moothall.ports import Deliberations
 from moothall.telemetry import get_logger
@@ -40,6 +40,7 @@ _MORE, _MORE_SECONDS = 1.5, 125.0
 """What a deliberation keeps of its time beside the work is less than a third, and less than these seconds (council/assembly.py)."""
 ANEW = "the answer begins anew"
 """Said with a piece of it that follows none of those before."""
+_STATUSES = frozenset(map(str, ToolStatus))
 _KINDS = {status: status.value for status in (ToolStatus.TIMEOUT, ToolStatus.RATE_LIMITED, ToolStatus.BUDGET_EXCEEDED)}
 
 
@@ -79,6 +80,8 @@ class QueryUpdate:
     wanted: Action | None = None
     ran: ToolRun | None = None
     delta: str = ""
+    tool_id: str = ""
+    """Of the call that is wanted, where it is known already."""
 
 
 class _Answer:
@@ -194,6 +197,7 @@ class AgentTasks:
         task_id = request.task_id
         submitted = ended = False
         answer, progress, served = _Answer(), 0.0, ""
+        ran: list[ToolRun] = []
         try:
             asked = await self._desk.submit(request, who)
             submitted = True
@@ -203,6 +207,10 @@ class AgentTasks:
             async with aclosing(merge(facts, *texts, most=self._settings.stream_buffer)) as told:
                 async for one in told:
                     served = served or _model_of(one)
+                    for call in _calls(one):
+                        ran.append(call)
+                        yield QueryUpdate(progress=progress, wanted=call.wanted, tool_id=call.tool_id)
+                        yield QueryUpdate(progress=progress, ran=call)
                     step = answer.more(one.answer, progress) if isinstance(one, Writing) else _step(one)
                     if step is not None:
                         progress = max(progress, step.progress)
@@ -217,7 +225,7 @@ class AgentTasks:
             await asyncio.Event().wait()  # a caller's timeout has one answer: the enforcer's, once the time is over
         if report.ok and (rest := answer.more(report.result, progress, whole=True)) is not None:
             yield rest
-        yield replace(report, model=asked.model_of(asked.seats[0]), served=served)
+        yield replace(report, ran=tuple(ran), model=asked.model_of(asked.seats[0]), served=served)
 
     async def _repository_of(self, query: Query, who: Principal) -> RepositoryRef | None:
         """Return the repository that a query's agents work on: the one that it names, else an empty one; None to ask about text.
@@ -267,7 +275,7 @@ class AgentTasks:
             total_tokens_used=report.usage.tokens,
             total_cost_usd=report.usage.cost_usd,
         )
-        asked = (query.query, report.result or report.error) if not report.ran else ()
+        asked = (query.query, report.result or report.error) if report.agents else ()
         await self._sessions.keep(query, who, asked, used)
 
 
@@ -295,7 +303,29 @@ def _request(query: Query, seconds: int, repository: RepositoryRef | None) -> De
         budget=Budget(tokens=query.token_budget),
         about_text=repository is None,
         model=query.model,
+        records_calls=repository is not None,
     )
+
+
+def _calls(one: Recorded | Writing) -> Iterator[ToolRun]:
+    """Yield the tool calls that a turn records. Fields of the wrong type are treated as missing."""
+    if isinstance(one, Writing) or one.event.type is not EventType.SEAT_TURN:
+        return
+    recorded = one.event.data.get("calls")
+    for call in recorded if isinstance(recorded, Sequence) and not isinstance(recorded, str) else ():
+        if not isinstance(call, Mapping):
+            continue
+        arguments, output = (given if isinstance(given := call.get(name), Mapping) else {} for name in ("arguments", "output"))
+        status, milliseconds = str(call.get("status")), call.get("duration_ms")
+        result = ToolResult(
+            request_id=str(call.get("id") or ""),
+            tool=str(call.get("tool") or ""),
+            status=ToolStatus(status) if status in _STATUSES else ToolStatus.ERROR,
+            output=output,
+            error=str(call.get("error") or ""),
+            duration_ms=milliseconds if isinstance(milliseconds, int) else 0,
+        )
+        yield ToolRun(Action(result.tool, arguments), result.request_id, result)
 
 
 def _model_of(one: Recorded | Writing) -> str:

@@ -192,6 +192,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             attempts="how many there may be",
             stuck="how the seat went in circles, which ends the attempt; or empty",
             operations="tool calls with status",
+            calls="id, tool, arguments, status, output, error, duration_ms of the tool calls, where they were asked for",
             thought="the model's words",
             usage="tokens, calls, money",
             tools="cpu_ms, max_rss_bytes of the seat's tools and checks so far",

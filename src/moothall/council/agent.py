@@ -33,7 +33,7 @@ from moothall.council.measuring import check_bounds, sum_usage
 from moothall.council.prompting.reply import Turn
 from moothall.council.prompting.report import check_text, verdict_text
 from moothall.council.prompting.text import CHARS_PER_TOKEN, fence
-from moothall.council.turns import DOUBTED, FINISH, NOT_GREEN, Did, TurnStep, digest_turn, do, is_again, stuck
+from moothall.council.turns import DOUBTED, FINISH, NOT_GREEN, Did, TurnStep, digest_turn, do, is_again, record_calls, stuck
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.evidence import CheckRun
@@ -222,7 +222,7 @@ class AgentLoop:
         self.used += sum_usage(did.results, runs)
         red = course.state.red if changed else frozenset[str]()
         course.steps.append(TurnStep(digest_turn(said), course.tree, changed=changed, red=red))
-        course.circle = await self._record(course, at, said.thought, operations=did.operations, runs=runs)
+        course.circle = await self._record(course, at, said.thought, did=did, runs=runs)
         if place.prepared is not None:
             check_bounds(place.prepared.bounds, did.results, runs)
         again = is_again(course.steps)
@@ -279,7 +279,7 @@ class AgentLoop:
         at: TurnReply,
         thought: str = "",
         *,
-        operations: Sequence[Operation] = (),
+        did: Did | None = None,
         runs: Mapping[str, CheckRun] | None = None,
     ) -> str:
         """Record the turn, and return why it shows that the agent goes in circles, or nothing."""
@@ -289,7 +289,7 @@ class AgentLoop:
         if self._facts is None:
             return circle
         if not circle and self.talk.function is not None and len(steps) >= self.talk.llm.function_turns:
-            circle = DOUBTED if operations and course.state.doubts else NOT_GREEN
+            circle = DOUBTED if did and did.operations and course.state.doubts else NOT_GREEN
         step = f"{self.talk.seat}/{at.step}"
         circle = self.talk.model.circle(step, circle)
         await self._facts.say(
@@ -300,7 +300,8 @@ class AgentLoop:
             phase=at.phase,
             round=int(at.round),
             turn=at.turn,
-            operations=[dump(item) for item in operations],
+            operations=[dump(item) for item in did.operations] if did else [],
+            **({"calls": record_calls(did)} if did and self._facts.d.records_calls else {}),
             thought=thought,
             usage=dump(self.talk.model.usage_of(self.talk.seat)),
             tools=dump(self.used),

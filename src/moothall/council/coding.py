@@ -79,6 +79,8 @@ class Coded:
     run: BlockRun
     results: tuple[ToolResult, ...]
     operations: tuple[Operation, ...]
+    arguments: tuple[Mapping[str, Any], ...]
+    """Those of `results`; none are known of sub-agents' calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,9 @@ class Coding:
         if calls.exhausted and ran.status is ToolStatus.ERROR:
             ran = replace(ran, status=ToolStatus.BUDGET_EXCEEDED)
         own = Operation(PYTHON, digest(code), str(ran.status), ran.duration_ms)
-        return Coded(ran, (*calls.results, *block.results), (own, *calls.operations, *block.operations))
+        arguments = [*(call.arguments for call, _ in calls.made), *({} for _ in block.results)]
+        results = (*calls.results, *block.results)
+        return Coded(ran, results, (own, *calls.operations, *block.operations), tuple(arguments))
 
 
 def signatures(specs: Sequence[ToolSpec]) -> dict[str, tuple[str, ...]]:

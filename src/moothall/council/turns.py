@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from moothall.council.coding import Coding, TurnContext
 from moothall.council.prompting.reply import Turn
@@ -17,9 +18,11 @@ from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
 from moothall.domain.tool import Action, ToolResult, ToolStatus
 from moothall.guard.blocks import Allowance, BlockCalls
+from moothall.guard.limits import cut_output, shorten
 from moothall.tools.arguments import arguments_digest
 from moothall.tools.catalogue import Danger, ToolSpec
 
+_RECORDED_BYTES, _NAME_CHARS = 64_000, 100
 _NEVER_RAN = {ToolStatus.INVALID, ToolStatus.BLOCKED, ToolStatus.PARKED, ToolStatus.RATE_LIMITED}
 
 
@@ -32,6 +35,8 @@ class Did:
     texts: Sequence[Callable[[int], str]]
     brief: str
     catalogue: Mapping[str, ToolSpec]
+    arguments: Sequence[Mapping[str, Any]]
+    """Those of the calls that came to `results`."""
 
     @property
     def succeeded(self) -> bool:
@@ -67,6 +72,7 @@ async def do(said: Turn, coding: Coding | None, at: TurnContext) -> Did:
         [functools.partial(block_text, coded.run)],
         f"python {coded.run.status}",
         at.gate.catalogue,
+        coded.arguments,
     )
 
 
@@ -83,7 +89,24 @@ async def _act(actions: Sequence[Action], calls: BlockCalls, catalogue: Mapping[
     if len(results) < len(actions):
         texts.append(lambda _room: f"The {len(actions) - len(results)} actions after it were not run.")
     brief = ", ".join(f"{result.tool[:40]} {result.status}" for result in results)
-    return Did(results, calls.operations, texts, brief, catalogue)
+    return Did(results, calls.operations, texts, brief, catalogue, [action.arguments for action in actions[: len(results)]])
+
+
+def record_calls(did: Did) -> list[dict[str, Any]]:
+    """Return the turn's tool calls for the log: all together have at most about `_RECORDED_BYTES` bytes of arguments and outputs."""
+    share = _RECORDED_BYTES // max(1, 2 * len(did.results))
+    return [
+        {
+            "id": result.request_id,
+            "tool": shorten(str(result.tool), _NAME_CHARS),
+            "arguments": cut_output(arguments if isinstance(arguments, Mapping) else {}, share),
+            "status": str(result.status),
+            "output": cut_output(result.output, share),
+            "error": result.error,
+            "duration_ms": result.duration_ms,
+        }
+        for arguments, result in zip(did.arguments, did.results, strict=True)
+    ]
 
 
 FINISH = "finish"

@@ -104,6 +104,7 @@ class DeliberationRequest:
     `checks`: commands beside the repository's own checks; `tools`: of the role's, the seats may use these alone. `follows`: the task whose
     conversation goes on, on the files as it left them where no repository is named. `fork`: another run of a task from one of its
     turns; all but `task_id` and `seed` is as it was there. `agent`: it is a run of this one. `document`: what an answer about text is.
+    `records_calls`: turns record the arguments and results of their tool calls.
     """
 
     description: str
@@ -132,6 +133,7 @@ class DeliberationRequest:
     fork: Fork | None = None
     agent: AgentRef | None = None
     document: DocumentKind = ""
+    records_calls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ class Deliberation:
     the role's grant is narrowed to, where there are any. `follows` is the key of the task before it in a conversation, whose questions and
     answers are in `context`; `fork` the recorded turns with which its one seat begins.
     `agent`: of a file, of which it is a run. `elsewhere`: the endpoints of seats whose agents are asked elsewhere. `document`: what an
-    answer about text is.
+    answer about text is. `records_calls`: turns record the arguments and results of their tool calls.
     """
 
     task_id: str
@@ -182,6 +184,7 @@ class Deliberation:
     agent: AgentRef | None = None
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     document: DocumentKind = ""
+    records_calls: bool = False
 
     def model_of(self, seat: str) -> str:
         """Return the name of a seat's model in the settings; '' is the default one."""

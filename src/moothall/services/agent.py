@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -47,6 +49,8 @@ _OF_TOOLS = {
     ToolStatus.BUDGET_EXCEEDED: common.STATUS_CODE_BUDGET_EXCEEDED,
 }
 _ALMOST = 0.99
+_CALLS_BYTES = 1_000_000
+"""Arguments and outputs of an agent's tool calls in one response; clients take messages of 4 MB."""
 _USUAL_MS = {Cost.NONE: 5, Cost.LOW: 500, Cost.MONEY: 2_000, Cost.HIGH: 30_000}
 
 
@@ -61,12 +65,13 @@ class AgentService(pb_grpc.AgentServiceServicer):
     async def ExecuteTask(self, request: pb.ExecuteTaskRequest, context: Any) -> pb.ExecuteTaskResponse:
         """Answer a query, or run tools; it stops when the call does."""
         report = await self._tasks.execute(_query(request), caller())
+        ran = _fit(report.ran) if report.agents else report.ran
         return pb.ExecuteTaskResponse(
             task_id=report.task_id,
             status=_STATUSES[report.status],
             result=report.result,
-            tool_calls=[_call(one.wanted, one.tool_id) for one in report.ran],
-            tool_results=[_result(one) for one in report.ran],
+            tool_calls=[_call(one.wanted, one.tool_id) for one in ran],
+            tool_results=[_result(one) for one in ran],
             metrics=self._metrics(report),
             error_message=report.error,
             final_state=_end(report),
@@ -84,7 +89,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
                     state = pb.AGENT_STATE_EXECUTING
                     continue
                 about: dict[str, Any] = {"task_id": query.task_id, "state": pb.AGENT_STATE_EXECUTING, "progress": _ALMOST}
-                if step.ran:  # of tools; an agent's is given while it is written
+                if not step.agents:  # an agent's text is given while it is written
                     yield pb.TaskUpdate(**about, delta=step.result)
                 yield pb.TaskUpdate(**about, tool_result=self._usage(step))
                 yield pb.TaskUpdate(**about | {"state": _end(step), "progress": 1.0}, message=step.result or step.error)
@@ -182,9 +187,19 @@ def _update(query: Query, step: QueryUpdate, state: pb.AgentState.ValueType) -> 
         message=step.message,
         delta=step.delta,
         progress=step.progress,
-        tool_call=_call(step.wanted, "") if step.wanted else None,
+        tool_call=_call(step.wanted, step.tool_id) if step.wanted else None,
         tool_result=_result(step.ran) if step.ran else None,
     )
+
+
+def _fit(ran: Sequence[ToolRun]) -> list[ToolRun]:
+    """Return tool calls of agents for one message: from `_CALLS_BYTES` on without arguments and outputs."""
+    fitting, left = [], _CALLS_BYTES
+    for one in ran:
+        left -= len(json.dumps([one.wanted.arguments, one.result.output], default=str))
+        bare = replace(one, wanted=replace(one.wanted, arguments={}), result=replace(one.result, output={}))
+        fitting.append(one if left >= 0 else bare)
+    return fitting
 
 
 def _call(wanted: Action, tool_id: str) -> common.ToolCall:

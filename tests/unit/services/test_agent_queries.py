@@ -238,6 +238,55 @@ async def test_a_query_that_came_to_nothing_says_so(agent: Agent, status: Delibe
     assert (response.status, response.error_message, response.final_state) == (code, "nobody knew", pb.AGENT_STATE_FAILED)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_tools_that_an_agent_ran_are_told(agent: Agent, *, streamed: bool) -> None:
+    request = asked("Why?", metadata=common.TaskMetadata(task_id="tools"))
+    running = asyncio.ensure_future(read(agent.StreamExecuteTask(request)) if streamed else agent.ExecuteTask(request))
+    async with asyncio.timeout(10):
+        while "tools" not in agent.desk.known():
+            await asyncio.sleep(0)
+    assert agent.desk.request("tools").records_calls
+    good = {"id": "r.1", "tool": "files.read", "arguments": {"path": "a"}, "status": "success", "output": {"content": "x"}}
+    bad = {"id": "r.2", "tool": "files.read", "arguments": {"path": "b"}, "status": "error", "error": "no file", "duration_ms": 3}
+    torn: list[Any] = [7, {"tool": 7, "status": [], "arguments": "no", "duration_ms": "long"}]
+    recorded: tuple[Any, ...] = ([good], "none", None, [bad, *torn])
+    for one in recorded:
+        turn = {"task_id": "tools", "seat": "agent-dev-001", "thought": "look", "calls": one}
+        await agent.desk.record("tools", EventType.SEAT_TURN, turn)
+    await answer(agent, "tools", "Because.")
+    told = await running
+    if streamed:
+        calls = [update.tool_call for update in told if update.HasField("tool_call")]
+        results = [update.tool_result for update in told if update.HasField("tool_result")]
+        assert results.pop().tool_id == "usage_metrics"
+        assert "".join(update.delta for update in told) == "Because."
+    else:
+        calls, results = told.tool_calls, told.tool_results
+        assert (told.status, told.metrics.cache_hit) == (common.STATUS_CODE_OK, False)
+    assert [(call.name, call.tool_id) for call in calls] == [("files.read", "r.1"), ("files.read", "r.2"), ("7", "")]
+    assert json_format.MessageToDict(calls[1].parameters) == {"path": "b"}
+    ended = [(result.tool_id, result.status, result.error_message) for result in results]
+    assert ended == [("r.1", 1, ""), ("r.2", 2, "no file"), ("", 2, "error")]
+    assert json_format.MessageToDict(results[0].output) == {"content": "x"}
+
+
+async def test_more_calls_than_fit_in_a_message_are_told_by_name(agent: Agent) -> None:
+    running = asyncio.ensure_future(agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="many"))))
+    async with asyncio.timeout(10):
+        while "many" not in agent.desk.known():
+            await asyncio.sleep(0)
+    calls = [
+        {"id": f"r.{number}", "tool": "files.read", "arguments": {}, "status": "success", "output": {"content": "x" * 60_000}}
+        for number in range(90)
+    ]
+    await agent.desk.record("many", EventType.SEAT_TURN, {"seat": "agent-dev-001", "calls": calls})
+    await answer(agent, "many", "Because.")
+    told = (await running).tool_results
+    assert [result.tool_id for result in told] == [call["id"] for call in calls]
+    assert json_format.MessageToDict(told[0].output) != {}
+    assert json_format.MessageToDict(told[-1].output) == {}
+
+
 async def test_usage_is_written_as_other_systems_read_it_and_as_it_was_before(agent: Agent) -> None:
     request = asked("Why?", metadata=common.TaskMetadata(task_id="used"))
     reading = asyncio.ensure_future(read(agent.StreamExecuteTask(request)))

@@ -107,6 +107,7 @@ def plan(
         checks=checks_of(request),
         tools=request.tools,
         agent=request.agent,
+        records_calls=request.records_calls,
         elsewhere={} if request.merge else remote_seats(council, defaults.endpoints),
         document=request.document,
         follows=key_of(check_id(request.follows, "follows"), who.tenant) if request.follows else "",
@@ -122,7 +123,7 @@ def digest_of(request: DeliberationRequest, who: Principal) -> str:
     """
     # Tasks of a forge had no origin of their own once.
     fields = dump(replace(request, context="", origin="" if request.origin == "forge" else request.origin))
-    for name in ("merge", "model", "checks", "tools", "follows", "fork", "agent", "document"):
+    for name in ("merge", "model", "checks", "tools", "follows", "fork", "agent", "document", "records_calls"):
         if not fields[name]:
             del fields[name]
     return digest(str(sorted(fields.items())), who.tenant, who.name)
