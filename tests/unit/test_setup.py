@@ -1,0 +1,53 @@
+"""`scripts/setup` says what it downloads and how much, before it does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = """#!/bin/sh
+[ "$1" = --version ] && echo "Python 3.11.0"
+[ "$2" = venv ] && mkdir -p .venv/bin && cp "$0" .venv/bin/python
+exit 0
+"""
+"""An interpreter that installs nothing."""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name in ("requirements", "protos"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    (tmp_path / "scripts").mkdir()
+    for name in ("scripts/setup", "scripts/protoc.py", "scripts/hatch_build.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "python").write_text(PYTHON, encoding="utf-8")
+    (tmp_path / "bwrap").write_text("#!/bin/sh\n", encoding="utf-8")
+    for name in ("python", "bwrap"):
+        (tmp_path / name).chmod(0o755)
+    return tmp_path
+
+
+def run(project: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHON": str(project / "python"), "PATH": f"{project}:{os.environ['PATH']}"}
+    return subprocess.run(["bash", "scripts/setup", *args], cwd=project, env=env, check=False, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", ["run", "dev"])
+def test_what_is_downloaded_is_named_with_its_size(project: Path, name: str) -> None:
+    done = run(project, name)
+    assert done.returncode == 0, done.stderr
+    lock = (ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8")
+    count = sum("==" in line and line[:1].isalnum() for line in lock.splitlines())
+    assert f"pip downloads up to {count} packages of requirements/{name}.txt, about " in done.stderr
+    assert " MB" in done.stderr
+    assert run(project, name).stderr == "", "the second time nothing is made"
+
+
+def test_another_environment_is_refused(project: Path) -> None:
+    done = run(project, "prod")
+    assert (done.returncode, done.stderr) == (2, "usage: scripts/setup run|dev\n")
