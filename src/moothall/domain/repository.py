@@ -117,7 +117,8 @@ class Prepared:
 class Patch:
     """What came out of a workspace: a commit in the trusted clone and its diff against the base.
 
-    `tests` are those changed paths that are test files; an empty `diff` means nothing changed.
+    `tests` are those changed paths that are test files; an empty `diff` means nothing changed. `ignored` are new files that are left out, since
+    the .gitignore files of the workspace name them: path → the rule that does.
     """
 
     base_sha: str
@@ -125,6 +126,7 @@ class Patch:
     diff: str
     paths: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
+    ignored: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

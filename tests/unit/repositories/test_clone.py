@@ -363,6 +363,16 @@ async def test_leftovers_and_ignored_files_stay_out(clone: TrustedClone, sample:
     changes += [Change("sub/keep", "100644", b"k"), Change("src/build/y", "100644", b"y")]
     patch = await clone.commit_changes(sha, changes, "leftovers")
     assert patch.paths == ("kept.log", "src/build/y", "sub/keep")
+    assert patch.ignored == {
+        "run.log": "line 1 of .gitignore, *.log",
+        "build/x": "line 2 of .gitignore, /build/",
+        "sub/x": "line 1 of sub/.gitignore, *",
+    }
+    rules = Change(".gitignore", "100644", b"*.tmp\n")
+    patch = await clone.commit_changes(
+        sha, [Change("run.log", "100644", b"x"), Change("a.tmp", "100644", b"x"), rules], "other rules"
+    )
+    assert (patch.paths, patch.ignored) == ((".gitignore", "run.log"), {"a.tmp": "line 1 of .gitignore, *.tmp"})
 
 
 @pytest.mark.parametrize(
