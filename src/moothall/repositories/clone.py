@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import shlex
 import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -48,6 +49,7 @@ _DISPUTED = re.compile(r"^<{7} .*?^>{7} .*?$", re.MULTILINE | re.DOTALL)
 _CONFLICT_CHARS, _CONFLICT_BYTES = 4_000, 1_000_000
 _NO_CAPS = OutputCaps()
 _TREES_KEPT = 16  # a few commits are in use at a time
+_PARTIAL = re.compile(r"promisor|lazy fetching disabled")
 _LIST_BYTES = 1_000_000  # of a .gitignore or .gitattributes
 _LEFT_OUT = (
     *("__pycache__", "*.py[co]", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".coverage"),
@@ -123,6 +125,13 @@ class TrustedClone:
             failed = f"cannot fetch {ref!r} from {source!r}: {answer.reason}"
             if over_limit(answer.err):
                 raise FetchTooLarge(f"{failed} (a repository may have at most {self._settings.max_repository_bytes} bytes)")
+            if _PARTIAL.search(answer.err):
+                bring = (
+                    f". Bring them: git -C {shlex.quote(source)} fetch --refetch --no-filter" if source.startswith("/") else ""
+                )
+                raise RepositoryError(
+                    f"cannot fetch {ref!r} from {source!r}: it is a partial clone, and lacks objects of that commit or of its history{bring}"
+                )
             raise RepositoryError(failed)
         try:
             sha = (await self._run("rev-parse", "--verify", "--end-of-options", f"{landing}^{{commit}}")).strip().decode()
