@@ -17,7 +17,6 @@ from moothall.council.checking import Standing, Workplace, stand
 from moothall.council.coding import Coding
 from moothall.council.conversation import Conversation, Ending
 from moothall.council.course import (
-    NO_SUMMARY,
     NOTHING_CHANGED,
     Attempt,
     Course,
@@ -31,7 +30,7 @@ from moothall.council.examples import find_broken
 from moothall.council.facts import Facts
 from moothall.council.measuring import check_bounds, sum_usage
 from moothall.council.prompting.reply import Turn
-from moothall.council.prompting.report import check_text, verdict_text
+from moothall.council.prompting.report import check_text, ignored_text, verdict_text
 from moothall.council.prompting.text import CHARS_PER_TOKEN, fence
 from moothall.council.turns import DOUBTED, FINISH, NOT_GREEN, Did, TurnStep, digest_turn, do, is_again, record_calls, stuck
 from moothall.domain.codec import dump
@@ -240,17 +239,18 @@ class AgentLoop:
         state, function, seconds = course.state, self.talk.function, self._limits.own_check_seconds
         message = f"turn {at.round}.{at.turn}"
         course.state, ran = await stand(place, place.prepared, state, message, clean=self.talk.model.clean, seconds=seconds)
+        course.note_ignored(did, state.patch, course.state.patch)
         if not ran:
             return False
         state = course.state
         # A function that is green is all that was asked for; with tools there may be more to do.
-        course.over = state.green and (state.proven or (function is not None and not state.partly))
+        course.over = state.green and (state.proven or (function is not None and not state.partly)) and not course.untold
         if course.over and function is not None:
             wrong = await find_broken(function.examples, function.path, place.turn.context, seconds)
             course.state = state = replace(state, doubts=tuple(call for call, _ in wrong))
             course.over = not wrong
         if state.changed and (course.best is None or state.worth >= course.best.worth):
-            course.best = Draft(thought or NO_SUMMARY, state.patch, state.green, state.worth)
+            course.best = Draft(course.words(thought), state.patch, state.green, state.worth)
         if course.over:
             course.summary = thought
         return True
@@ -263,6 +263,8 @@ class AgentLoop:
         parts = [text(share) for text in did.texts] if function is None or not did.succeeded else []
         if state.refused is not None:
             parts.append(fence("the changes cannot be taken over", state.refused.message))
+        if course.untold:
+            parts.append(ignored_text(course.untold))
         if changed and place.prepared is not None:
             parts += [check_text(run, place.prepared.runs.get(name), share) for name, run in state.runs.items()]
             parts.append(verdict_text(state))
@@ -318,7 +320,7 @@ class AgentLoop:
         if state.refused is not None and not (best and best.green) and not course.circle:
             raise state.refused
         if state.changed and state.refused is None and (best is None or self._asked or (summary and state.green)):
-            return Draft(summary or NO_SUMMARY, state.patch, state.green, state.worth)
+            return Draft(course.words(summary), state.patch, state.green, state.worth)
         if self._asked and summary and not state.changed:
             return Draft(summary)
         if best is None and not course.circle:

@@ -166,7 +166,7 @@ async def stand(
     except PatchRefused as error:
         return replace(state, refused=error, green=False, proven=False), False
     if patch.diff == (state.patch.diff if state.patch is not None else ""):
-        return replace(state, refused=None), False
+        return replace(state, patch=patch, refused=None), False
     return await _look(place, prepared, patch, seconds), True
 
 

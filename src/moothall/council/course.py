@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -10,17 +11,21 @@ from moothall.council.prompting.text import fence
 from moothall.council.turns import Did, TurnStep
 from moothall.domain.repository import Patch
 from moothall.domain.text import one_line
+from moothall.domain.tool import ToolResult
 from moothall.errors import PatchRefused, Permanent
+from moothall.inside.syntax import language_of
 
 NOTHING_CHANGED = "the seat says that it is done and has changed nothing"
 NO_SUMMARY = "(no summary)"
+_NAMES_CHARS = 500
 
 
 @dataclass(slots=True)
 class Course:
     """An attempt under way: a round, as <phase>/<round>, until a time. `place`: where turns act, None about text. `begun`: the turn after which
     it goes on, of those of an earlier run. `before`: how many turns of others are numbered before its own. `changed`: the last turn that changed
-    something, of those that are not looked at. `over`: it ends with this turn; `circle`: because it goes in circles.
+    something, of those that are not looked at. `over`: it ends with this turn; `circle`: because it goes in circles. `ignored`: files that it
+    wrote and that no answer holds, since .gitignore names them; `untold`: those of them that it has not heard of.
     """
 
     where: str
@@ -38,6 +43,18 @@ class Course:
     summary: str = ""
     circle: str = ""
     over: bool = False
+    ignored: dict[str, str] = field(default_factory=dict)
+    untold: dict[str, str] = field(default_factory=dict)
+
+    def note_ignored(self, did: Did, before: Patch | None, patch: Patch | None) -> None:
+        """Note which files of this turn's tools the patch leaves out."""
+        self.untold = written_and_ignored(did.results, before, patch)
+        self.ignored |= self.untold
+
+    def words(self, summary: str) -> str:
+        """Return what a draft says of itself, and which files that were written are not in it."""
+        now = self.state.patch.ignored if self.state.patch else {}
+        return with_left_out(summary, [path for path in self.ignored if path in now])
 
     def at(self, turn: int) -> TurnReply:
         """Return where a turn of it is."""
@@ -75,6 +92,25 @@ class Course:
         """Return what a turn did and what its checks said, in a line."""
         checks = ", ".join(f"{name} {run.verdict}" for name, run in self.state.runs.items())
         return f"{did.brief}; {checks}" if checks else did.brief
+
+
+def with_left_out(summary: str, ignored: Sequence[str]) -> str:
+    """Return the words of a proposal with a note about files that it does not hold."""
+    if not ignored:
+        return summary or NO_SUMMARY
+    names = ", ".join(sorted(ignored))[:_NAMES_CHARS]
+    return f"{summary or NO_SUMMARY}\n\nLeft out of this answer, since .gitignore names them: {names}"
+
+
+def written_and_ignored(results: Sequence[ToolResult], before: Patch | None, patch: Patch | None) -> dict[str, str]:
+    """Return the ignored files that these tools wrote: path → rule. What a command left counts only if it is new and looks like source code."""
+    if patch is None or not patch.ignored:
+        return {}
+    paths = {str(result.output.get("path")) for result in results if result.tool.startswith("files.")}
+    if any(result.tool.startswith("code.") for result in results):
+        known = before.ignored if before else {}
+        paths |= {path for path in patch.ignored if path not in known and language_of(path)}
+    return {path: rule for path, rule in patch.ignored.items() if path in paths}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import re
 import shlex
 
 from moothall.council.assembly import Assembly, Sitting, grant_of
-from moothall.council.course import Draft, MalformedReplies, NoChanges
+from moothall.council.course import Draft, MalformedReplies, NoChanges, with_left_out
 from moothall.council.judging.runs import workspace_name
 from moothall.council.recording import REMOTE
 from moothall.domain.chat import ChatRequest, Message
@@ -45,7 +45,7 @@ async def ask_remote(council: Assembly, sitting: Sitting, endpoint: str) -> Draf
         patch = await workspace.patch(f"what the agent at {endpoint} changed")
     if held := first_covered(grant.protected, patch.paths):
         raise PatchRefused(f"{held!r} may not be changed by this role")
-    return Draft(said or "(no summary)", patch)
+    return Draft(with_left_out(said, tuple(patch.ignored)), patch)
 
 
 def _prompt(d: Deliberation) -> tuple[Message, ...]:

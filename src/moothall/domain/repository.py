@@ -131,7 +131,8 @@ class Patch:
     """What came out of a workspace: a commit in the trusted clone and its diff against the base.
 
     `tests` are those changed paths that are test files; an empty `diff` means nothing changed. `message`: those of the commits that were
-    made in the workspace itself, oldest first; empty without any.
+    made in the workspace itself, oldest first; empty without any. `ignored` are new files that are left out, since the .gitignore
+    files of the workspace name them: path → the rule that does.
     """
 
     base_sha: str
@@ -140,6 +141,7 @@ class Patch:
     paths: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
     message: str = ""
+    ignored: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import shlex
 import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -48,7 +49,8 @@ _DISPUTED = re.compile(r"^<{7} .*?^>{7} .*?$", re.MULTILINE | re.DOTALL)
 _CONFLICT_CHARS, _CONFLICT_BYTES = 4_000, 1_000_000
 _NO_CAPS = OutputCaps()
 _TREES_KEPT = 16  # a few commits are in use at a time
-_ATTRIBUTES, _ATTRIBUTES_BYTES = ".gitattributes", 1_000_000
+_PARTIAL = re.compile(r"promisor|lazy fetching disabled")
+_LIST_BYTES = 1_000_000  # of a .gitignore or .gitattributes
 _LEFT_OUT = (
     *("__pycache__", "*.py[co]", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".coverage"),
     *("node_modules", ".venv", "*.egg-info"),
@@ -67,7 +69,7 @@ class TrustedClone:
         self.path = path
         self._settings = settings
         self._git = runner or GitRunner(path.parent, settings.git_seconds)
-        self._lists: dict[str, Mapping[str, bytes]] = {}
+        self._read_lists: dict[tuple[str, str], Mapping[str, bytes]] = {}
         self._trees: dict[str, tuple[tuple[TreeEntry, ...], Mapping[str, str]]] = {}
         self._limits = patch_rules.ChangeLimits(
             files=settings.max_patch_files, file_bytes=settings.max_file_bytes, total_bytes=4 * settings.max_file_bytes
@@ -123,6 +125,13 @@ class TrustedClone:
             failed = f"cannot fetch {ref!r} from {source!r}: {answer.reason}"
             if over_limit(answer.err):
                 raise FetchTooLarge(f"{failed} (a repository may have at most {self._settings.max_repository_bytes} bytes)")
+            if _PARTIAL.search(answer.err):
+                bring = (
+                    f". Bring them: git -C {shlex.quote(source)} fetch --refetch --no-filter" if source.startswith("/") else ""
+                )
+                raise RepositoryError(
+                    f"cannot fetch {ref!r} from {source!r}: it is a partial clone, and lacks objects of that commit or of its history{bring}"
+                )
             raise RepositoryError(failed)
         try:
             sha = (await self._run("rev-parse", "--verify", "--end-of-options", f"{landing}^{{commit}}")).strip().decode()
@@ -208,30 +217,34 @@ class TrustedClone:
         self, sha: str, paths: Sequence[str], changes: Sequence[Change] = (), *, all_kinds: bool = False
     ) -> dict[str, Conversion]:
         """Return how those of `paths` are converted that a checkout has in another form; with `all_kinds` also those that only the way back converts."""
-        lists = dict(await self._attributes(sha))
-        for change in changes:
-            if change.path.rpartition("/")[2] == _ATTRIBUTES and not patch_rules.why_path(change.path):
-                lists.pop(change.path, None)
-                if change.content is not None and change.mode != patch_rules.SYMLINK:
-                    lists[change.path] = change.content[:_ATTRIBUTES_BYTES]
+        lists = await self._lists(sha, ".gitattributes", changes)
         if not (lists if all_kinds else asks_for_conversion(lists.values())):
             return {}
         found = await find_conversions(self._git, self.path, lists, paths)
         return {path: how for path, how in found.items() if all_kinds or how.on_checkout}
 
-    async def _attributes(self, sha: str) -> Mapping[str, bytes]:
-        """Return the .gitattributes files of a commit: path → content."""
-        if sha not in self._lists:
+    async def _lists(self, sha: str, name: str, changes: Sequence[Change]) -> dict[str, bytes]:
+        """Return the files of a name (.gitignore, .gitattributes) in a commit after these changes: path → content."""
+        found = dict(await self._lists_of(sha, name))
+        for change in changes:
+            if change.path.rpartition("/")[2] == name and not patch_rules.why_path(change.path):
+                found.pop(change.path, None)
+                if change.content is not None and change.mode != patch_rules.SYMLINK:
+                    found[change.path] = change.content[:_LIST_BYTES]
+        return found
+
+    async def _lists_of(self, sha: str, name: str) -> Mapping[str, bytes]:
+        if (sha, name) not in self._read_lists:
             lists = [
                 entry
                 for entry in await self.entries(sha)
-                if entry.path.rpartition("/")[2] == _ATTRIBUTES and entry.mode != patch_rules.SYMLINK and not entry.oddity
+                if entry.path.rpartition("/")[2] == name and entry.mode != patch_rules.SYMLINK and not entry.oddity
             ]
-            texts = await asyncio.to_thread(read_blobs, self._git, self.path, [entry.oid for entry in lists], _ATTRIBUTES_BYTES)
-            while len(self._lists) >= _TREES_KEPT:
-                self._lists.pop(next(iter(self._lists)))
-            self._lists[sha] = {entry.path: text for entry, text in zip(lists, texts, strict=True)}
-        return self._lists[sha]
+            texts = await asyncio.to_thread(read_blobs, self._git, self.path, [entry.oid for entry in lists], _LIST_BYTES)
+            while len(self._read_lists) >= 2 * _TREES_KEPT:
+                self._read_lists.pop(next(iter(self._read_lists)))
+            self._read_lists[sha, name] = {entry.path: text for entry, text in zip(lists, texts, strict=True)}
+        return self._read_lists[sha, name]
 
     async def ask(self, *args: str) -> GitAnswer:
         """Return what a git command says here that changes nothing."""
@@ -299,11 +312,11 @@ class TrustedClone:
     async def commit_changes(self, base_sha: str, changes: Sequence[Change], message: str, *, parent: str = "") -> Patch:
         """Commit `changes`, relative to the tree of `base_sha`, on top of `parent` (default: the base).
 
-        The same input gives the same sha. Build leftovers and what the base's .gitignore names stay out unless
+        The same input gives the same sha. Build leftovers and what a .gitignore names stay out unless
         the base has them. Nothing left → the base itself with an empty diff. Raises `PatchRefused`.
         """
         old = {entry.path: entry for entry in await self.entries(base_sha)}
-        kept = await self._not_ignored(old, changes)
+        kept, ignored = await self._not_ignored(base_sha, old, changes)
         patch_rules.check_outside(await self.submodules(base_sha), [change.path for change in kept])
         patch_rules.check_changes([raw_change(change, old) for change in kept], self._limits)
         there = [change for change in kept if change.content is not None]
@@ -318,7 +331,7 @@ class TrustedClone:
         async with self._index(base_sha) as env:
             listing = "".join(f"{line}\0" for line in lines).encode()
             await self._refusable("update-index", "--add", "--remove", "--replace", "-z", "--index-info", stdin=listing, env=env)
-            return await self._commit(base_sha, parent or base_sha, message, env)
+            return replace(await self._commit(base_sha, parent or base_sha, message, env), ignored=ignored)
 
     async def apply(self, base_sha: str, diff: str, message: str = "", merged: Sequence[str] = ()) -> Patch:
         """Apply a git diff to the base and commit it; `merged` are commits whose work it is, its other parents. Raises `PatchRefused` where it doesn't apply or mayn't."""
@@ -405,17 +418,18 @@ class TrustedClone:
         await self._run("update-ref", f"refs/moothall/patches/{commit_sha}", commit_sha)
         return Patch(base_sha, commit_sha, text, tuple(paths), tuple(path for path in paths if patch_rules.is_test(path)))
 
-    async def _not_ignored(self, old: Mapping[str, TreeEntry], changes: Sequence[Change]) -> list[Change]:
+    async def _not_ignored(
+        self, base_sha: str, old: Mapping[str, TreeEntry], changes: Sequence[Change]
+    ) -> tuple[list[Change], dict[str, str]]:
+        """Return the changes without new files that are ignored, and these with the rules that name them."""
         wanted = [change for change in changes if change.path in old or not patch_rules.matches(_LEFT_OUT, change.path)]
         patch_rules.check_changes(
             [patch_rules.RawChange(change.path) for change in wanted], patch_rules.ChangeLimits(files=len(wanted))
         )
         fresh = [change.path for change in wanted if change.path not in old and change.content is not None]
-        lists = [
-            entry for path, entry in old.items() if path.rsplit("/", 1)[-1] == ".gitignore" and entry.mode != patch_rules.SYMLINK
-        ]
+        lists = await self._lists(base_sha, ".gitignore", wanted)
         ignored = await ignored_paths(self._git, self.path, lists, fresh)
-        return [change for change in wanted if change.path not in ignored]
+        return [change for change in wanted if change.path not in ignored], ignored
 
     @asynccontextmanager
     async def _index(self, sha: str) -> AsyncIterator[Mapping[str, str]]:

@@ -21,6 +21,7 @@ from moothall.repositories.scratch import scratch
 _CHUNK = 1 << 20
 _LINK_BYTES = _PATH_BYTES = 4096
 _NAME_BYTES = 255
+_RULE_CHARS = 100
 _CONVERTED_BYTES = 100_000_000  # as git reads no larger file at once
 NO_CONVERSIONS: Mapping[str, Conversion] = {}
 _FILE_MODE = re.compile(r"100[0-7]{3}")
@@ -146,22 +147,28 @@ def write_files(
         raise
 
 
-async def ignored_paths(git: GitRunner, repository: Path, lists: Sequence[TreeEntry], paths: Sequence[str]) -> frozenset[str]:
-    """Return those of `paths` that these .gitignore files name."""
+async def ignored_paths(git: GitRunner, repository: Path, lists: Mapping[str, bytes], paths: Sequence[str]) -> dict[str, str]:
+    """Return those of `paths` that these .gitignore files name: path → the rule, as `line 3 of .gitignore, build/`."""
     if not paths or not lists:
-        return frozenset()
+        return {}
     with scratch() as folder:
         tree = folder / "tree"
-        await asyncio.to_thread(write_files, git, repository, lists, tree, 0)
+        await asyncio.to_thread(_write_lists, tree, lists)
         answer = await git.call(
-            *(f"--git-dir={repository}", f"--work-tree={tree}", "check-ignore", "--no-index", "-z", "--stdin"),
+            *(f"--git-dir={repository}", f"--work-tree={tree}", "check-ignore", "--no-index", "--verbose", "-z", "--stdin"),
             cwd=tree,
             stdin="".join(f"./{path}\0" for path in paths).encode(),  # a leading ':' would be pathspec magic
             env={"GIT_LITERAL_PATHSPECS": "0"},
         )
     if answer.status > 1:  # 1: none is ignored
         raise RepositoryError(f"the ignore rules cannot be read: {answer.reason}")
-    return frozenset(path.removeprefix("./") for path in answer.out.decode().split("\0")[:-1])
+    words = answer.out.decode(errors="replace").split("\0")
+    rules = zip(words[::4], words[1::4], words[2::4], words[3::4], strict=False)
+    return {
+        path.removeprefix("./"): f"line {line} of {source.removeprefix('./')}, {rule[:_RULE_CHARS]}"
+        for source, line, rule, path in rules
+        if not rule.startswith("!")  # it takes back what another says
+    }
 
 
 async def find_conversions(

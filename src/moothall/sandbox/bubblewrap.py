@@ -14,6 +14,7 @@ from moothall.sandbox import orphans
 
 WORKSPACE = "/workspace"
 ENVIRONMENT = "/env"
+HOSTNAME = "workspace"
 USER = "agent"
 UID = 1000
 STAGE = "/tmp"  # noqa: S108 - where the launcher mounts its private tmpfs
@@ -127,7 +128,7 @@ def command(spec: SandboxSpec, *, seccomp: int | None, accounts: Mapping[str, in
     argv = [
         orphans.title(spec.name),  # as which it is found again, whatever becomes of us
         *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--clearenv"),
-        *("--cap-drop", "ALL", "--uid", str(UID), "--gid", str(UID), "--hostname", "workspace"),
+        *("--cap-drop", "ALL", "--uid", str(UID), "--gid", str(UID), "--hostname", HOSTNAME),
         *_system_arguments(),
         *("--proc", "/proc", "--dev", "/dev"),
         *("--perms", "1777", "--size", str(max(memory // 8, 1_000_000)), "--tmpfs", "/dev/shm"),  # noqa: S108 - inside

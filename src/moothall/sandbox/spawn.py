@@ -18,12 +18,12 @@ from moothall.errors import SandboxUnavailable
 from moothall.inside import launcher
 from moothall.processes import start_process
 from moothall.sandbox import cgroups, seccomp
-from moothall.sandbox.bubblewrap import UID, USER, SandboxSpec, bubblewrap, command, interpreter
+from moothall.sandbox.bubblewrap import HOSTNAME, UID, USER, SandboxSpec, bubblewrap, command, interpreter
 from moothall.sandbox.log import SandboxLog
 
 _PASSWD = f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n{USER}:x:{UID}:{UID}:{USER}:/tmp/home:/bin/sh\n"
 _GROUP = f"root:x:0:\n{USER}:x:{UID}:\n"
-_HOSTS = "127.0.0.1 localhost\n"
+_HOSTS = f"127.0.0.1 localhost\n127.0.0.1 {HOSTNAME}\n"
 _SPARE_PROCESSES = 8  # bubblewrap's two, the executor, and room for it to fork
 _SPARE_MEMORY = 48_000_000  # the executor's own
 _LAUNCHER = str(Path(launcher.__file__).resolve())

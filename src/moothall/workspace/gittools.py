@@ -98,9 +98,11 @@ class _Repository:
     remote: Remote | None
 
     async def status(self) -> dict[str, Any]:
-        pending = await self._pending_changes(await self._snapshot(await self.changes()))
+        snapshot = await self._snapshot(await self.changes())
+        pending = await self._pending_changes(snapshot)
         changed = [{"path": change.path, "change": change.kind, "added": change.path in self.state.added} for change in pending]
-        return {"branch": self.state.branch, "head": self.state.head, "clean": not pending, "changed": changed}
+        answer = {"branch": self.state.branch, "head": self.state.head, "clean": not pending, "changed": changed}
+        return {**answer, **({"ignored": sorted(snapshot.ignored)[:_SEARCHED]} if snapshot.ignored else {})}
 
     async def diff(self, ref: str) -> dict[str, Any]:
         against = await self._resolve(ref) if ref else self.state.head
@@ -118,10 +120,13 @@ class _Repository:
     async def add(self, paths: object) -> dict[str, Any]:
         if not isinstance(paths, Sequence) or isinstance(paths, str) or not paths:
             raise InvalidRequest('paths is a list such as ["src/utils.py"], or ["."] for all changes')
-        pending = [change.path for change in await self._pending_changes(await self._snapshot(await self.changes()))]
+        snapshot = await self._snapshot(await self.changes())
+        pending = [change.path for change in await self._pending_changes(snapshot)]
         for wanted in paths:
             name = str(wanted).removeprefix("./").rstrip("/")
             found = [path for path in pending if name in {"", "."} or path == name or path.startswith(f"{name}/")]
+            if not found and (rule := snapshot.ignored.get(name)):
+                raise InvalidRequest(f"{name[:200]!r} is ignored ({rule}): write it under another path, or change that rule")
             if not found:
                 raise InvalidRequest(
                     f"nothing to add: {str(wanted)[:200]!r} has no change; changed are {', '.join(pending[:10])}"

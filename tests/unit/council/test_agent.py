@@ -52,6 +52,21 @@ async def test_a_proven_change_ends_the_seat_without_another_call(council: Any) 
     assert house.workspaces.alive == set()
 
 
+async def test_a_new_file_that_git_ignores_is_told_before_the_answer_counts_as_done(council: Any) -> None:
+    ignored = {"path": "build/helper.py", "content": "X = 1\n"}
+    both = act(("files.append", {"path": "src/utils.py", "content": SOLUTION}), ("files.write", ignored))
+    async with council(script(both, finish("Added hello_world()."))) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert len(house.server.requests) == 2
+    second = house.server.requests[1].prompt
+    assert "new files that git ignores: they are left out of your answer" in second
+    assert "build/helper.py: a rule" in second
+    (proposed,) = of(events, EventType.SEAT_PROPOSED)
+    content = "Added hello_world().\n\nLeft out of this answer, since .gitignore names them: build/helper.py"
+    assert proposed["proposal"]["content"] == content
+    assert "helper" not in proposed["proposal"]["diff"]
+
+
 async def test_failing_tests_come_back_as_a_repair_turn(council: Any) -> None:
     fix = act(("files.edit", {"path": "src/utils.py", "old": "Goodbye", "new": "Hello, World!"}))
     async with council(script(append(WRONG), fix)) as house:

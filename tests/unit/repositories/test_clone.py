@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -274,6 +275,23 @@ async def test_only_a_base_has_a_link_with_the_name_of_a_folder_but_for_case(
         await clone.commit_changes(sha, [Change("TESTS", "120000", b"src")], "no")
 
 
+@pytest.mark.parametrize("options", [["--no-checkout", "--filter=blob:none"], ["--filter=blob:none"], ["--filter=tree:0"]])
+async def test_a_partial_clone_is_named_with_the_command_that_brings_the_rest(
+    clone: TrustedClone, sample: Repo, tmp_path: Path, options: list[str]
+) -> None:
+    sample.commit({"README.md": "another history\n"})
+    sample.git("config", "uploadpack.allowFilter", "true")
+    sample.git("clone", "--quiet", *options, f"file://{sample.path}", str(tmp_path / "partial clone"))
+    partial = Repo(tmp_path / "partial clone")
+    with pytest.raises(RepositoryError, match=r"it is a partial clone, and lacks objects") as raised:
+        await clone.fetch(str(partial.path), sample.head)
+    assert "corruption" not in raised.value.message
+    command = shlex.split(raised.value.message.partition("Bring them: ")[2])
+    assert command[:3] == ["git", "-C", str(partial.path)]
+    partial.git(*command[3:])
+    assert await clone.fetch(str(partial.path), sample.head) == sample.head
+
+
 async def test_too_large_a_repository_is_refused(sample: Repo, tmp_path: Path) -> None:
     small = TrustedClone(tmp_path / "repos" / "small.git", WorkspaceSettings(max_repository_bytes=1_000_000))
     sha = sample.commit({"big": b"\0" * 2_000_000})
@@ -363,6 +381,16 @@ async def test_leftovers_and_ignored_files_stay_out(clone: TrustedClone, sample:
     changes += [Change("sub/keep", "100644", b"k"), Change("src/build/y", "100644", b"y")]
     patch = await clone.commit_changes(sha, changes, "leftovers")
     assert patch.paths == ("kept.log", "src/build/y", "sub/keep")
+    assert patch.ignored == {
+        "run.log": "line 1 of .gitignore, *.log",
+        "build/x": "line 2 of .gitignore, /build/",
+        "sub/x": "line 1 of sub/.gitignore, *",
+    }
+    rules = Change(".gitignore", "100644", b"*.tmp\n")
+    patch = await clone.commit_changes(
+        sha, [Change("run.log", "100644", b"x"), Change("a.tmp", "100644", b"x"), rules], "other rules"
+    )
+    assert (patch.paths, patch.ignored) == ((".gitignore", "run.log"), {"a.tmp": "line 1 of .gitignore, *.tmp"})
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,15 @@ async def test_status_says_what_changed(files: Files) -> None:
     assert status["head"] == files.state.base_sha
 
 
+async def test_a_new_file_that_git_ignores_is_named(files: Files) -> None:
+    files.now = [SOLVED, Change("build/x.py", "100644", b"x")]
+    status = await files.call("git.status")
+    assert status["ignored"] == ["build/x.py"]
+    assert [item["path"] for item in status["changed"]] == [UTILS]
+    with pytest.raises(InvalidRequest, match=r"'build/x.py' is ignored \(line 2 of .gitignore, /build/\)"):
+        await files.call("git.add", paths=["build/x.py"])
+
+
 async def test_add_commit_and_log(files: Files) -> None:
     files.now = [SOLVED, NEW]
     assert await files.call("git.add", paths=["src"]) == {"added": [UTILS]}

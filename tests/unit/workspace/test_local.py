@@ -397,3 +397,22 @@ async def test_what_comes_in_the_place_of_a_file_is_in_its_encoding(tmp_path: Pa
         async with house.workspaces.open(prepared, "instead", instead={"a.py": other, "b.py": other}) as workspace:
             made = {change.path: change.content for change in await workspace.changes()}
     assert made == {"a.py": other.encode("koi8-r"), "b.py": other.encode()}
+
+
+async def test_the_own_host_name_resolves_to_loopback_and_no_other_does(house: Local, prepared: Prepared) -> None:
+    code = """
+import socket
+for name in (socket.gethostname(), 'localhost', socket.getfqdn()):
+    assert socket.gethostbyname(name) == '127.0.0.1', name
+with socket.create_server((socket.gethostname(), 0)) as server:
+    socket.create_connection((socket.gethostname(), server.getsockname()[1])).close()
+assert socket.gethostbyaddr('127.0.0.1')[0] == 'localhost'
+try:
+    socket.gethostbyname('example.org')
+except OSError:
+    pass
+else:
+    raise AssertionError('there is no other name')
+"""
+    run = await inside(house, prepared, code)
+    assert run.exit_code == 0, run.output

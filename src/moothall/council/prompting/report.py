@@ -80,6 +80,14 @@ def _cases_text(title: str, cases: Sequence[str], details: Mapping[str, str], ro
     return "\n".join([f"{title}: {names}", *(f"{case}:\n{clip(details[case].strip(), share)}" for case in told)])
 
 
+def ignored_text(ignored: Mapping[str, str]) -> str:
+    """Say which new files are no part of the answer, and the way out."""
+    listed = "\n".join(f"{path}: {rule}" for path, rule in list(ignored.items())[:_NAMED])
+    more = f"\nand {len(ignored) - _NAMED} more" if len(ignored) > _NAMED else ""
+    way_out = "The checks here see them, and whoever gets your answer does not. Write them under another path, or change the rule that names them."
+    return f"{fence('new files that git ignores: they are left out of your answer', listed + more)}\n{way_out}"
+
+
 def verdict_text(state: Standing) -> str:
     """What a seat may conclude from its checks, in a sentence or two."""
     if not state.green:
