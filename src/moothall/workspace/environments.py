@@ -11,7 +11,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from moothall.config import WorkspaceSections
@@ -19,6 +19,7 @@ from moothall.domain.repository import Base, SetupStep
 from moothall.errors import RepositoryError
 from moothall.repositories.checkout import Progress, give
 from moothall.repositories.clone import TrustedClone
+from moothall.repositories.detect.builds import NODE_HEADERS
 from moothall.repositories.detect.python import LOCKED, PIP
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.history import write_history
@@ -76,6 +77,7 @@ _ON_DISK = {
     "XDG_CACHE_HOME": f"{_DOWNLOADS}/cache",
     "npm_config_cache": f"{_DOWNLOADS}/npm",
     "npm_config_store_dir": f"{_DOWNLOADS}/pnpm",
+    "npm_config_devdir": NODE_HEADERS,
 }
 """What package managers keep of what they download: for a large project more than /tmp holds, which is memory. It goes when all is set up."""
 _CLEAN_SECONDS = 120.0
@@ -156,7 +158,9 @@ class Environments:
                 folder = box.folder
                 end = time.monotonic() + self._settings.workspace.setup_seconds
                 steps = base.profile.steps or tuple(SetupStep(argv) for argv in base.profile.setup)
-                await _Steps(box, end, tell).run(steps)
+                local = self._settings.workspace.kind == "local"
+                variables = _ON_DISK | (_node_headers(chosen.homes) if local else {})
+                await _Steps(box, end, tell, variables).run(steps)
                 await box.request(
                     "setup", wall_seconds=_CLEAN_SECONDS, argv=("rm", "-rf", _DOWNLOADS), env=box.variables(), folder=""
                 )
@@ -184,10 +188,11 @@ class Environments:
 class _Steps:
     """Runs the steps of one set-up, until `end`, and says what it does."""
 
-    def __init__(self, box: Box, end: float, tell: Progress) -> None:
+    def __init__(self, box: Box, end: float, tell: Progress, variables: Mapping[str, str]) -> None:
         self._box = box
         self._end = end
         self._tell = tell
+        self._variables = variables
 
     async def run(self, steps: Sequence[SetupStep], before: str = "") -> None:
         """Run them in order; raises `RepositoryError` where one that must not fail has, and nothing helps instead.
@@ -201,7 +206,7 @@ class _Steps:
                 "setup",
                 wall_seconds=self._end - time.monotonic(),
                 argv=step.argv,
-                env=self._box.variables() | _ON_DISK,
+                env={**self._box.variables(), **self._variables},
                 folder=step.folder,
             )
             if answer.get("status") == "success" and answer.get("exit_code") == 0:
@@ -230,6 +235,15 @@ class _Steps:
         if refused := self._box.refused:
             hint = f" (it asked for {', '.join(refused[:_HOSTS])[:_LINE]}, which set-ups may not reach: workspace.setup_hosts)"
         return explain(step.argv, ended, output, hint=hint, before=before)
+
+
+def _node_headers(homes: Sequence[Path]) -> dict[str, str]:
+    """Return where node-gyp finds the headers of the Node that a set-up on this machine runs, {} where they are not beside it."""
+    for home in (*homes, Path("/usr/local"), Path("/usr")):
+        if (home / "bin" / "node").exists():
+            there = (home / "include" / "node" / "node_version.h").exists()
+            return {"npm_config_nodedir": str(home)} if there else {}
+    return {}
 
 
 def command_line(argv: Sequence[str]) -> str:
