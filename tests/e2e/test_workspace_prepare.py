@@ -132,7 +132,7 @@ async def test_a_base_that_nothing_could_judge_is_tried_again_since_the_machine_
 
 
 async def test_the_python_of_an_environment_finds_our_reporters_whatever_its_path_variable_says(house: Local) -> None:
-    script = "PYTHONPATH=/nowhere /env/bin/python -c 'import moothall_lines'"
+    script = "env PYTHONPATH=/nowhere /env/bin/python -c 'import moothall_lines'"
     base = house.base(setup=(("/env/bin/python", "-V"),), checks={"tests": ("sh", "-c", script)})
     prepared = await house.preparer.prepare(base)
     assert prepared.runs["tests"].verdict is Verdict.PASSED, prepared.runs["tests"].output
@@ -159,6 +159,18 @@ async def test_a_setup_that_hangs_is_stopped(house: Local) -> None:
     base = house.base(setup=(("sleep", "600"),))
     with pytest.raises(RepositoryError, match="stopped: timeout"):
         await Preparer(settings, lambda _: house.clone, house.workspaces).prepare(base)
+
+
+async def test_a_setup_that_hits_a_limit_of_ours_names_it_and_what_may_fail_may(tmp_path: Path) -> None:
+    write = ("sh", "-c", "dd if=/dev/zero of=big bs=1M count=20 2>&1")
+    async with local(tmp_path, disk_bytes=5_000_000) as house:
+        with pytest.raises(RepositoryError, match=r"stopped: disk \(a file may have sandbox.disk_bytes = 5e\+06 bytes"):
+            await house.preparer.prepare(house.base(setup=(write,)))
+        told: list[str] = []
+        steps = (SetupStep(write, optional=True), SetupStep(write, instead=(SetupStep(("true",)),)))
+        await house.preparer.prepare(house.base(setup=(write,), steps=steps), told.append)
+    assert any(line.startswith("left out: ") for line in told)
+    assert any(line.startswith("that failed") for line in told)
 
 
 async def test_setup_has_the_network_that_the_operator_allows(house: Local) -> None:

@@ -120,6 +120,8 @@ def show(console: Console, checked: RepositoryCheck, found: Diagnosis | None, wh
         console.print(_table(found))
         for row in found.rows:
             _details(console, checked, row)
+            if row.advice and not row.fault:
+                console.print(Text(plain(row.advice, _LONG), style="yellow"))
     if why:
         console.print(Text(plain(why, _LONG), style="red"))
         return
@@ -133,9 +135,10 @@ def show(console: Console, checked: RepositoryCheck, found: Diagnosis | None, wh
 def _facts(checked: RepositoryCheck) -> list[tuple[str, str]]:
     profile = checked.base.profile
     setup = [("set-up" if not number else "", " ".join(argv)) for number, argv in enumerate(profile.setup)]
+    build = [("build" if not number else "", " ".join(step.argv)) for number, step in enumerate(profile.builds)]
     notes = [("note", note) for note in getattr(profile, "notes", ())]
     used = [("interpreter", checked.interpreter)] if checked.interpreter else []
-    return [*used, *(setup or [("set-up", "none")]), *notes]
+    return [*used, *(setup or [("set-up", "none")]), *build, *notes]
 
 
 def _table(found: Diagnosis) -> Table:

@@ -15,7 +15,7 @@ from moothall.domain.repository import Prepared, Profile
 from moothall.domain.task import VALIDATION
 from moothall.ranking.assess import cases_of
 from moothall.ranking.gates import name_cases, plain
-from moothall.ranking.obstacles import environment_line, folder_off_the_path
+from moothall.ranking.obstacles import environment_line, folder_off_the_path, suggest_fewer, unconfigured_django
 
 _SLOW_MS = 1000
 _SLOWEST = 5
@@ -29,7 +29,7 @@ _SUBCOMMAND = re.compile(r"(?m)^error: no such command: `(?P<name>[\w-]{1,100})`
 _NO_TESTS = re.compile(
     r"(?mi)^.{0,60}\bno tests?(?: files?)? (?:were )?found\b|^.{0,10}Couldn.t find any files to test"
 )  # runners of Node
-_RAN_NONE = re.compile(r"(?m)^Ran 0 tests in ")  # unittest's, also within Django
+_RAN = re.compile(r"(?m)^Ran (\d+) tests? in ")  # unittest's, also within Django
 _MODULE = re.compile(r"No module named '?(?P<name>\w+)")
 _OWN_FILE = ".moothall.toml"
 _NAMED = 3
@@ -38,7 +38,7 @@ _NAMED = 3
 @dataclass(frozen=True, slots=True)
 class CheckRow:
     """One check of the base. `slow` are its slowest cases with their milliseconds, `fault` says why it cannot judge, `advice` what
-    to write where, `output` the end of what it printed then; all three empty where it can. `told`
+    to write where, `output` the end of what it printed then; the first and the last are empty where it can, and `advice` unless it is slow. `told`
     says whether it told of cases: else it is one itself. `note` is a sentence for people about a check that can judge.
     """
 
@@ -122,6 +122,7 @@ def diagnose(prepared: Prepared) -> Diagnosis:
 def _row(prepared: Prepared, name: str, run: CheckRun, *, required: bool) -> CheckRow:
     cases = cases_of(run) if not run.findings else {}
     fault, advice = _fault(prepared, run)
+    advice = advice or suggest_fewer(run, prepared.base.profile.checks.get(name, ()))
     missing = [] if fault or "passed" in run.cases.values() else _missing_modules(run, prepared.files)
     note = f"nothing declares the missing module {', '.join(missing[:_NAMED])}: an answer may write it" if missing else ""
     slow = sorted(((ms, case) for case, ms in run.durations.items() if ms >= _SLOW_MS), reverse=True)[:_SLOWEST]
@@ -165,19 +166,30 @@ def _fault(prepared: Prepared, run: CheckRun) -> tuple[str, str]:
     if missing and all(_is_needed(name, run, prepared.base.profile) for name in missing):
         declare = f'Add it to what the project declares for its tests, or to setup = ["…"] in {_OWN_FILE}.'
         return f"the module {', '.join(missing[:_NAMED])} is not installed", declare
-    module, folder = folder_off_the_path(run, prepared.files)
+    said, advice = _obstacle(run, prepared.files)
+    return (said, advice) if said else _nothing_ran(run, argv)
+
+
+def _obstacle(run: CheckRun, files: Sequence[str]) -> tuple[str, str]:
+    """Say what no candidate could change keeps the tests from running, and what to do; two empty strings for nothing."""
+    module, folder = folder_off_the_path(run, files)
     if module:
         advice = (
             f'Say so in the project (pythonpath = ["{folder}"] among pytest\'s options, or a [build-system] that '
             f'installs it), or name in [checks] of {_OWN_FILE}: tests = "env PYTHONPATH={folder} python -m pytest".'
         )
         return f"the module {module} lies in {folder}/, which is neither installed nor on the path", advice
+    if unconfigured_django(run):
+        return "Django's settings are not configured, so none of its tests can be loaded", (
+            f'Name Django\'s own runner in [checks] of {_OWN_FILE}, such as tests = "python manage.py test" or '
+            '"env DJANGO_SETTINGS_MODULE=… python -m django test", or add pytest-django to the tests\' dependencies.'
+        )
     if line := environment_line(run):
         return f"the environment fails before the first case: {line}", (
             f'Provide what it needs by setup = ["…"] in {_OWN_FILE}, or name a command in [checks] there '
             "that runs the tests without it."
         )
-    return _nothing_ran(run, argv)
+    return "", ""
 
 
 def _nothing_ran(run: CheckRun, argv: Sequence[str]) -> tuple[str, str]:
@@ -194,7 +206,7 @@ def _nothing_ran(run: CheckRun, argv: Sequence[str]) -> tuple[str, str]:
         )
     if run.exit_code == _USAGE and not run.cases and "pytest" in " ".join(argv) and "ImportError while loading" not in run.output:
         return "pytest refuses its options", f"Mend the project's pytest configuration, or [checks] in {_OWN_FILE}."
-    if not run.cases and ((run.exit_code and _NO_TESTS.search(run.output)) or _RAN_NONE.search(run.output)):
+    if not run.cases and ((run.exit_code and _NO_TESTS.search(run.output)) or {*_RAN.findall(run.output)} == {"0"}):
         return "no test was found", f"Name the command that runs the tests in [checks] of {_OWN_FILE}."
     if run.verdict is Verdict.MISSING or (run.cases and set(run.cases.values()) <= {"skipped"}):
         what = f"all of its {len(run.cases)} tests were skipped" if run.cases else "no test was collected"

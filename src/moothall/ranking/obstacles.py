@@ -1,8 +1,10 @@
-"""What keeps the checks of a base from running that no candidate could change: the environment, or a folder off the path. Pure."""
+"""What keeps the checks of a base from judging that no candidate could change, and what makes them slow. Pure."""
 
 from __future__ import annotations
 
 import re
+import shlex
+from collections import Counter
 from collections.abc import Sequence
 
 from moothall.domain.evidence import RED, CheckRun
@@ -10,6 +12,8 @@ from moothall.ranking.gates import plain
 
 _MODULE = re.compile(r"No module named '?(?P<name>\w+)\b(?!\.)")
 _MAX_LINE = 300
+_LONG_MS, _MANY = 120_000, 20_000
+_UNCONFIGURED = re.compile(r"ImproperlyConfigured: Requested settings?\b.* settings are not configured")
 # The words of package managers, toolchains and drivers themselves. What a test could print by itself is not among them.
 _ENVIRONMENT = re.compile(
     r"(?m)^.*(?:"
@@ -47,6 +51,30 @@ def environment_line(run: CheckRun) -> str:
     if not run.exit_code or not found or not all(found):
         return ""
     return plain(found[0][0].strip(), _MAX_LINE) if found[0] else ""
+
+
+def unconfigured_django(run: CheckRun) -> bool:
+    """Whether no red case could be loaded because nothing names Django's settings."""
+    red = [run.details.get(case, "") for case, outcome in run.cases.items() if outcome in RED]
+    return bool(red) and all(_UNCONFIGURED.search(text) for text in red)
+
+
+def suggest_fewer(run: CheckRun, argv: Sequence[str]) -> str:
+    """Return what to write for a suite that takes minutes, '' for every other."""
+    if not run.cases or run.findings or (run.duration_ms < _LONG_MS and len(run.cases) < _MANY and run.status != "timeout"):
+        return ""
+    took = f"{run.duration_ms / 60_000:.1f} minutes for {len(run.cases):,} tests"
+    shares: Counter[str] = Counter()
+    for case, ms in run.durations.items():
+        if "/" in (path := case.partition("::")[0]):
+            shares[path.rpartition("/")[0]] += ms
+    total = sum(shares.values())
+    most = ", ".join(f"{folder} ({ms * 100 // total} %)" for folder, ms in shares.most_common(3) if total)
+    where = f" Most of the time goes to {most}." if most else ""
+    return (
+        f"Each candidate is judged by all of it: {took}.{where} For a task that concerns a part, name the test files near the change "
+        f'in a profile: [checks] {run.check} = "{plain(shlex.join(argv))} PATH…", and give it by --profile FILE.'
+    )
 
 
 def folder_off_the_path(run: CheckRun, files: Sequence[str]) -> tuple[str, str]:

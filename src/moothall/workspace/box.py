@@ -36,6 +36,20 @@ _GRACE_SECONDS = 5.0  # less than the gate's: an executor that says nothing is l
 _LOOK_PAUSE = 0.25
 _LONG = frozenset({"setup", "build", "check"})  # whose limits are said by who asks
 _OFFLINE = {"GOPROXY": "off", "CARGO_NET_OFFLINE": "true", "npm_config_offline": "true", "PIP_NO_INDEX": "1"}
+# What set-up resolved holds where a check calls its package manager again: none looks for other versions.
+_RESOLVED = {
+    "COREPACK_ENABLE_NETWORK": "0",
+    "COREPACK_ENABLE_STRICT": "0",
+    "COREPACK_ENABLE_AUTO_PIN": "0",
+    "UV_OFFLINE": "1",
+    "UV_NO_SYNC": "1",
+    "UV_FROZEN": "1",
+    "UV_PYTHON_DOWNLOADS": "never",
+    "YARN_ENABLE_NETWORK": "0",
+}
+_PNPM = {"manage_package_manager_versions": "false", "package_manager_strict": "false", "verify_deps_before_run": "false"}
+_YARN = {"YARN_NODE_LINKER": "node-modules", "YARN_ENABLE_TELEMETRY": "0", "YARN_IGNORE_PATH": "1"}
+"""As detected set-ups install: its own way of linking needs a cache that lies outside the repository."""
 _PROXIES = (
     *("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"),
     *("YARN_HTTP_PROXY", "YARN_HTTPS_PROXY"),  # yarn reads no others from its second version on
@@ -363,13 +377,26 @@ class Box(ABC):
             "GOTOOLCHAIN": "local",
             "GODEBUG": "goindex=0",  # Go's index of folders whose files rest for two seconds ends it where the cache is read-only
             "CARGO_HOME": f"{ENVIRONMENT}/cargo",
+            "COREPACK_HOME": f"{ENVIRONMENT}/corepack" if place.env else f"{HOME}/.cache/corepack",
         }
         if place.env:
             variables["VIRTUAL_ENV"] = ENVIRONMENT
         if not place.reach:
-            return {**variables, **_OFFLINE}
+            return {**variables, **_OFFLINE, **self._resolved()}
         way = f"http://127.0.0.1:{self._port}"
         return {**variables, **dict.fromkeys(_PROXIES, way), "NODE_USE_ENV_PROXY": "1", **place.reach.variables}
+
+    def _resolved(self) -> dict[str, str]:
+        """Return what keeps package managers to what set-up resolved."""
+        env = self.place.env
+        found = {**_RESOLVED}
+        if env and not any((tree / ".venv").is_dir() for tree in self.place.tree):
+            found["UV_PROJECT_ENVIRONMENT"] = ENVIRONMENT
+        if env and os.path.lexists(env / "bin" / "yarn"):
+            found |= _YARN
+        if env and os.path.lexists(env / "bin" / "pnpm"):  # npm would warn of variables that it does not know
+            found |= {f"{prefix}_config_{name}": value for prefix in ("npm", "pnpm") for name, value in _PNPM.items()}
+        return found
 
     def _go_cache(self) -> str:
         """What set-up compiled need not be compiled again: Go takes a cache that it cannot write to."""

@@ -11,21 +11,23 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from moothall.config import WorkspaceSections
+from moothall.config import SandboxSettings, WorkspaceSections
 from moothall.domain.repository import Base, SetupStep
 from moothall.errors import RepositoryError
 from moothall.repositories.checkout import Progress, give
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.detect.python import LOCKED, PIP
+from moothall.repositories.detect.builds import NODE_HEADERS
+from moothall.repositories.detect.python import LINE_BY_LINE, LOCKED, PIP
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.history import write_history
 from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.sandbox.spawn import drop_uid, own
 from moothall.workspace.box import Box, BoxSetup, remove_tree
 from moothall.workspace.layout import environment_key, foreign_python, uses_environment
+from moothall.workspace.limits import describe_setup_limit
 from moothall.workspace.packages import setup_reach
 from moothall.workspace.pool import BoxPool
 from moothall.workspace.sharing import Archives
@@ -74,11 +76,15 @@ def excerpt(output: str, first: int = _FIRST, tail: int = _TAIL) -> str:
 _DOWNLOADS = f"{ENVIRONMENT}/.downloads"
 _ON_DISK = {
     "XDG_CACHE_HOME": f"{_DOWNLOADS}/cache",
+    "TMPDIR": f"{_DOWNLOADS}/tmp",  # noqa: S108 - a folder of the environment
     "npm_config_cache": f"{_DOWNLOADS}/npm",
     "npm_config_store_dir": f"{_DOWNLOADS}/pnpm",
+    "npm_config_devdir": NODE_HEADERS,
 }
 """What package managers keep of what they download: for a large project more than /tmp holds, which is memory. It goes when all is set up."""
 _CLEAN_SECONDS = 120.0
+_MAY_FAIL = frozenset({"success", "disk", "memory", "processes"})
+_LEFT_OUT, _LEFT_OUT_SHOWN = "left out: ", 20
 
 
 def explain(argv: Sequence[str], ended: str, output: str, *, hint: str = "", before: str) -> str:
@@ -156,7 +162,13 @@ class Environments:
                 folder = box.folder
                 end = time.monotonic() + self._settings.workspace.setup_seconds
                 steps = base.profile.steps or tuple(SetupStep(argv) for argv in base.profile.setup)
-                await _Steps(box, end, tell).run(steps)
+                local = self._settings.workspace.kind == "local"
+                variables = _ON_DISK | (_node_headers(chosen.homes) if local else {})
+                made = _ON_DISK["TMPDIR"]
+                await box.request(
+                    "setup", wall_seconds=_CLEAN_SECONDS, argv=("mkdir", "-p", made), env=box.variables(), folder=""
+                )
+                await _Steps(box, end, tell, variables, self._settings.sandbox).run(steps)
                 await box.request(
                     "setup", wall_seconds=_CLEAN_SECONDS, argv=("rm", "-rf", _DOWNLOADS), env=box.variables(), folder=""
                 )
@@ -184,10 +196,12 @@ class Environments:
 class _Steps:
     """Runs the steps of one set-up, until `end`, and says what it does."""
 
-    def __init__(self, box: Box, end: float, tell: Progress) -> None:
+    def __init__(self, box: Box, end: float, tell: Progress, variables: Mapping[str, str], limits: SandboxSettings) -> None:
         self._box = box
         self._end = end
         self._tell = tell
+        self._variables = variables
+        self._limits = limits
 
     async def run(self, steps: Sequence[SetupStep], before: str = "") -> None:
         """Run them in order; raises `RepositoryError` where one that must not fail has, and nothing helps instead.
@@ -201,13 +215,15 @@ class _Steps:
                 "setup",
                 wall_seconds=self._end - time.monotonic(),
                 argv=step.argv,
-                env=self._box.variables() | _ON_DISK,
+                env={**self._box.variables(), **self._variables},
                 folder=step.folder,
             )
-            if answer.get("status") == "success" and answer.get("exit_code") == 0:
-                continue
             output = str(answer.get("output") or answer.get("error") or "")
-            if step.instead and answer.get("status") == "success":
+            if answer.get("status") == "success" and answer.get("exit_code") == 0:
+                self._tell_left_out(step, output)
+                continue
+            fails = answer.get("status") in _MAY_FAIL  # with less it may go well
+            if step.instead and fails:
                 self._tell(f"that failed{_because(output)}; trying with less")
                 said = excerpt(output, _BEFORE, _BEFORE).replace("\n", "\n  ")
                 try:
@@ -216,26 +232,45 @@ class _Steps:
                     if not step.optional:
                         raise
                     self._tell(f"left out{where}: {error.message.splitlines()[0]}"[:400])
-            elif step.optional and answer.get("status") == "success":
+            elif step.optional and fails:
                 self._tell(f"left out{where}: {command_line(step.argv)[-150:]}{_because(output)}")
             else:
                 raise RepositoryError(self._why(step, answer, output, before))
+
+    def _tell_left_out(self, step: SetupStep, output: str) -> None:
+        """Say what an installation line by line has left out."""
+        if step.argv[: len(LINE_BY_LINE)] == LINE_BY_LINE:
+            for line in [line for line in output.splitlines() if line.startswith(_LEFT_OUT)][:_LEFT_OUT_SHOWN]:
+                self._tell(line[:400])
 
     def _why(self, step: SetupStep, answer: dict[str, object], output: str, before: str) -> str:
         status, code = answer.get("status"), answer.get("exit_code")
         ended = f"exit code {code}" if status == "success" else f"stopped: {status}"
         if status == "timeout":
             ended += " (workspace.setup_seconds)"
+        elif limit := describe_setup_limit(str(status), self._limits):
+            ended += f" ({limit})"
         hint = "" if self._box.place.reach else " (without network: workspace.setup_network is 'off')"
         if refused := self._box.refused:
             hint = f" (it asked for {', '.join(refused[:_HOSTS])[:_LINE]}, which set-ups may not reach: workspace.setup_hosts)"
         return explain(step.argv, ended, output, hint=hint, before=before)
 
 
+def _node_headers(homes: Sequence[Path]) -> dict[str, str]:
+    """Return where node-gyp finds the headers of the Node that a set-up on this machine runs, {} where they are not beside it."""
+    for home in (*homes, Path("/usr/local"), Path("/usr")):
+        if (home / "bin" / "node").exists():
+            there = (home / "include" / "node" / "node_version.h").exists()
+            return {"npm_config_nodedir": str(home)} if there else {}
+    return {}
+
+
 def command_line(argv: Sequence[str]) -> str:
     """Return a command as a person would write it."""
     if tuple(argv[: len(PIP)]) == PIP:
         return "pip install " + " ".join(argv[len(PIP) :])
+    if tuple(argv[: len(LINE_BY_LINE)]) == LINE_BY_LINE:
+        return f"{argv[-1]}, line by line"
     return f"the versions of {argv[-2]}" if argv[2:3] == LOCKED[2:] else " ".join(argv)
 
 

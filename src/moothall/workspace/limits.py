@@ -62,3 +62,17 @@ def describe_limit(name: str, status: str, given: CheckLimit, sandbox: SandboxSe
             f"{name} hit the limit of {status} ({setting} = {value:g})" if status != "cpu" else f"{name} hit a limit of CPU time"
         )
     return f"{name} was stopped: {status}"
+
+
+def describe_setup_limit(status: str, sandbox: SandboxSettings) -> str:
+    """Say which limit of ours a command of a set-up hit, and which setting it is; '' for none."""
+    setting = _SETTINGS.get(status, "")
+    if not setting:
+        return ""
+    said = f"{setting} = {getattr(sandbox, setting.partition('.')[2]):g}"
+    if status == "disk":
+        return (
+            f"a file may have {said} bytes, and /tmp half of sandbox.memory_bytes = {sandbox.memory_bytes:g}; "
+            "set more, if the disk itself is not full"
+        )
+    return said

@@ -226,3 +226,26 @@ def test_a_test_that_is_refused_a_connection_by_the_code_under_test_is_no_fault_
 
 def test_a_runner_that_ran_no_test_judges_nothing() -> None:
     assert fault(CheckRun("tests", Verdict.PASSED, output="Ran 0 tests in 0.000s\n\nOK\n"))[0] == "no test was found"
+    two = CheckRun("tests", Verdict.PASSED, output="Ran 0 tests in 0.1s\nRan 3 tests in 0.1s\n")
+    assert fault(two) == ("", ""), "another part ran some"
+
+
+def test_django_that_nobody_configures_judges_nothing_and_says_what_to_write() -> None:
+    text = "django.core.exceptions.ImproperlyConfigured: Requested setting DATABASES, but settings are not configured. You must"
+    said, advice = fault(red(text, text))
+    assert said.startswith("Django's settings are not configured")
+    assert "python manage.py test" in advice
+    assert fault(red(text, "assert 1 == 2")) == ("", "")
+
+
+def test_a_suite_that_takes_minutes_is_suggested_to_be_narrowed() -> None:
+    cases = {f"tests/{'io' if number % 4 else 'core'}/test_{number}.py::test": "passed" for number in range(100)}
+    slow = CheckRun("tests", Verdict.PASSED, cases, duration_ms=300_000, durations=dict.fromkeys(cases, 3000))
+    said, advice = fault(slow)
+    assert said == ""
+    assert "5.0 minutes for 100 tests" in advice
+    assert "tests/io (75 %), tests/core (25 %)" in advice
+    assert 'tests = "python -m pytest PATH…"' in advice
+    assert fault(CheckRun("tests", Verdict.PASSED, cases, duration_ms=30_000)) == ("", "")
+    many = {f"t{number}": "passed" for number in range(62_410)}
+    assert "62,410 tests" in fault(CheckRun("tests", Verdict.PASSED, many, duration_ms=30_000))[1]

@@ -161,6 +161,18 @@ def test_where_the_whole_fails_the_project_and_pytest_are_a_must_and_groups_are_
     assert [(step.argv[-1], step.optional) for step in groups] == [("a", True), ("b", True)]
 
 
+def test_of_a_group_or_file_that_cannot_be_installed_whole_each_part_is_tried() -> None:
+    files = {"requirements.txt": "", "requirements-dev.txt": "", "pyproject.toml": "[dependency-groups]\ntest = ['a', 'b']\n"}
+    (whole,) = found({**TESTED, **files}).steps
+    must, *pieces = whole.instead
+    assert must.argv == (*PIP, "pytest", "-r", "requirements.txt")
+    assert [" ".join(step.argv[-2:]) for step in must.instead] == [f"{PIP[-1]} pytest", "must requirements.txt"]
+    tried = [" ".join(step.argv).rpartition("--disable-pip-version-check ")[2] for piece in pieces for step in piece.instead]
+    assert tried[:2] == ["a", "b"]
+    assert tried[-1].endswith("moothall_requirements.py may requirements-dev.txt")
+    assert all(step.optional for piece in pieces for step in piece.instead)
+
+
 @pytest.mark.parametrize(
     ("poetry", "specifier"),
     [
@@ -239,7 +251,7 @@ def test_a_lint_script_advises() -> None:
         ({}, "npm install"),
         ({"pnpm-lock.yaml": "lockfileVersion: '6.0'\n"}, "npm install --global --prefix=/env --no-audit --no-fund --loglevel=error pnpm@8"),
         ({"yarn.lock": ""}, "npm install --global --prefix=/env --no-audit --no-fund --loglevel=error yarn@1.22.22"),
-        ({"yarn.lock": "", ".yarnrc.yml": "yarnPath: .yarn/releases/yarn-4.cjs\n", ".yarn/releases/yarn-4.cjs": ""}, "env YARN_NODE_LINKER=node-modules"),
+        ({"yarn.lock": "", ".yarnrc.yml": "yarnPath: .yarn/releases/yarn-4.cjs\n", ".yarn/releases/yarn-4.cjs": ""}, "sh -c mkdir -p /env/bin && printf %s '#!/bin/sh\nexec node \"/workspace/.yarn/releases/yarn-4.cjs\""),
     ],
 )  # fmt: skip
 def test_the_package_manager_of_the_lock_file(files: dict[str, str], first: str) -> None:
@@ -247,6 +259,25 @@ def test_the_package_manager_of_the_lock_file(files: dict[str, str], first: str)
     said = list(commands(found({**package, **files}).steps))
     assert said[0].startswith(first)
     assert said[-1].endswith("--ignore-scripts"), "with less, where its own way fails"
+
+
+@pytest.mark.parametrize(
+    ("named", "installed"),
+    [
+        ({"packageManager": "pnpm@10.0.0-rc.1"}, "pnpm@10.0.0-rc.1"),
+        ({"packageManager": "pnpm@9"}, "pnpm@9"),
+        ({"devEngines": {"packageManager": {"name": "pnpm", "version": "^10.2.0", "onFail": "download"}}}, "pnpm@10.2.0"),
+        ({"devEngines": {"packageManager": {"name": "yarn", "version": "1.22.19"}}}, "yarn@1.22.19"),
+    ],
+)
+def test_the_version_of_the_package_manager_is_the_one_that_is_pinned(named: dict[str, object], installed: str) -> None:
+    package = {"scripts": {"test": "ava"}, **named}
+    assert found({"package.json": json.dumps(package)}).steps[0].argv[-1] == installed
+
+
+def test_scripts_that_call_corepack_find_what_is_pinned() -> None:
+    package = {"scripts": {"test": "corepack pnpm run a"}, "packageManager": "pnpm@9.1.2"}
+    assert found({"package.json": json.dumps(package)}).steps[-1].argv == ("corepack", "install", "--global", "pnpm@9.1.2")
 
 
 def test_the_package_manager_that_is_named_goes_first() -> None:
@@ -448,10 +479,11 @@ def test_compiled_code_is_built_again(files: dict[str, str], command: str) -> No
     assert "x.c" in one.reads, "another commit with other sources is set up anew"
 
 
-def test_meson_builds_by_itself_with_what_it_was_installed_with() -> None:
+def test_meson_builds_with_what_it_was_installed_with() -> None:
     meson = "[build-system]\nrequires = ['meson-python', 'cython']\nbuild-backend = 'mesonpy'\n"
     one = found({**TESTED, "pyproject.toml": meson, "meson.build": ""})
-    needed, again = one.steps[-2:]
+    needed, again, tried = one.steps[-3:]
+    assert "ninja" in tried.argv[-1]
     assert {"meson", "ninja", "cython"} <= set(needed.argv)
     assert again.argv[-4:] == ("--no-build-isolation", "--no-deps", "-e", ".")
     assert "meson.build" in one.protected

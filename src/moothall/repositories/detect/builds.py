@@ -1,6 +1,6 @@
 """What a project compiles, and how that is built again before a check. Pure.
 
-Set-up tries each command once: one that fails there is left out, so that no check depends on it.
+Set-up tries each command once. One that fails there is left out and says so: no check then depends on it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from moothall.inside.checks import SITE
 from moothall.repositories.detect.project import Project, strings, table
 from moothall.repositories.patch_rules import matches
 
+NODE_HEADERS = "/env/node-gyp"
+"""Where set-up leaves the headers that addons are compiled with."""
 COMPILED = (
     *("*.c", "*.h", "*.cc", "*.cpp", "*.cxx", "*.c++", "*.hh", "*.hpp", "*.hxx", "*.inl", "*.inc", "*.def", "*.S"),
     *("*.m", "*.mm", "*.cu", "*.cuh", "*.f", "*.f90", "*.F90", "*.pyx", "*.pxd", "*.pxi", "*.rs", "*.tmpl", "*.in"),
@@ -26,6 +28,12 @@ _EXTENSIONS = re.compile(
 )
 _VERSION_OF_GIT = ("SETUPTOOLS_SCM_PRETEND_VERSION", "PBR_VERSION")
 _SCRIPTS = ("/setup.py", "meson.build", "meson.options", "meson_options.txt", "binding.gyp", "*.gypi", "CMakeLists.txt")
+_HEADERS = (
+    f"export npm_config_devdir={NODE_HEADERS}; "
+    'at="$(command -v node)"; at="${at%/bin/node}"; '
+    '[ ! -e "$at/include/node/node_version.h" ] || export npm_config_nodedir="$at"'
+)
+"""Where node-gyp finds the headers that it compiles with: those of set-up, or of Node itself."""
 _PRODUCT = re.compile(r"(?:\./)?(?P<folder>dist|build|lib|out|es|cjs|esm|umd|compiled)(?:/|$)")
 _READS_SOURCES = re.compile(r"\b(?:vitest|jest|tsx|ts-node|ts-mocha|esbuild-register|swc-node|tap)\b|--loader|--import")
 
@@ -55,6 +63,7 @@ def python_built(project: Project, pyproject: Mapping[str, Any], pip: tuple[str,
     requires = tuple(word for word in strings(system.get("requires")) if not word.startswith(("-", ".")))
     rust = {"rust": ""} if "Cargo.toml" in project.files or backend.startswith("maturin") else {}
     folder = project.folder
+    needed: tuple[tuple[str, ...], ...]
     if backend.startswith("setuptools"):
         said = project.texts.get("setup.py", "")
         if not _EXTENSIONS.search(said) and not table(pyproject, "tool", "setuptools").get("ext-modules"):
@@ -66,7 +75,8 @@ def python_built(project: Project, pyproject: Mapping[str, Any], pip: tuple[str,
             version = f'v="$(python -c {shlex.quote(told)} || echo 0)"'
             pretended = " ".join(f'{variable}="$v"' for variable in _VERSION_OF_GIT)
             command = f"{version}; {pretended} {command}"
-        needed = (*pip, *dict.fromkeys(("setuptools", "wheel", *requires)))
+        # As new as pip itself takes it to build: an environment begins with an old one.
+        needed = ((*pip, "--upgrade", "setuptools", "wheel"), (*pip, *requires) if requires else ())
     elif backend.startswith("maturin"):
         mixed = table(pyproject, "tool", "maturin").get("python-source") or any(
             path.endswith("/__init__.py") and path.count("/") == 1 for path in project.files
@@ -76,21 +86,19 @@ def python_built(project: Project, pyproject: Mapping[str, Any], pip: tuple[str,
             if mixed
             else f"python -m pip install --quiet --no-index --no-build-isolation --no-deps --upgrade --target {SITE} ."
         )
-        needed = (*pip, *dict.fromkeys(("maturin", *requires)))
+        needed = ((*pip, *dict.fromkeys(("maturin", *requires))),)
     elif backend == "mesonpy":
-        # It builds by itself when it is imported, with what it was installed with: that has to be there.
-        return Built(
-            steps=(
-                SetupStep((*pip, *dict.fromkeys(("meson-python", "meson", "ninja", *requires))), folder, optional=True),
-                SetupStep((*pip, "--no-build-isolation", "--no-deps", "-e", "."), folder, optional=True),
-            ),
-            protected=_SCRIPTS,
+        # Installed like this it also builds when it is imported, with what it was installed with.
+        needed = (
+            (*pip, *dict.fromkeys(("meson-python", "meson", "ninja", *requires))),
+            (*pip, "--no-build-isolation", "--no-deps", "-e", "."),
         )
+        command = 'for folder in build/cp*; do ninja --quiet -C "$folder" || exit 1; done'
     else:
         return None
     probe, build = _tried(command, folder, COMPILED)
     return Built(
-        steps=(SetupStep(needed, folder, optional=True), probe),
+        steps=(*(SetupStep(argv, folder, optional=True) for argv in needed if argv), probe),
         builds=(build,),
         reads=tuple(sorted(path for path in project.files if matches(COMPILED, path))),
         protected=_SCRIPTS,
@@ -102,7 +110,7 @@ def node_built(project: Project, package: Mapping[str, Any], tests: tuple[str, .
     """Return how a Node project's addon, or what it transpiles for its tests, is built; None where it has neither."""
     scripts = table(package, "scripts")
     if "binding.gyp" in project.files:
-        command = shlex.join(("npm", "exec", "--offline", "--call", "node-gyp configure build"))
+        command = f"{_HEADERS}; {shlex.join(('npm', 'exec', '--offline', '--call', 'node-gyp configure build'))}"
         probe, build = _tried(command, project.folder, COMPILED)
         reads = tuple(sorted(path for path in project.files if matches(COMPILED, path) or path.endswith(".gyp")))
         return Built((probe,), (build,), reads, _SCRIPTS, {})
@@ -129,5 +137,5 @@ def _products(project: Project, package: Mapping[str, Any]) -> list[str]:
 def _tried(command: str, folder: str, sources: tuple[str, ...]) -> tuple[SetupStep, BuildStep]:
     """Return the step of a set-up that tries a command, and the build that runs it where it went well."""
     mark = f"/env/.builds-{re.sub(r'[^a-z0-9]+', '-', folder.lower()) or 'root'}"
-    probe = SetupStep(("sh", "-c", f"{{ {command}; }} && touch {mark}"), folder, optional=True)
-    return probe, BuildStep(("sh", "-c", f"[ ! -e {mark} ] || {{ {command}; }}"), folder, sources)
+    probe = SetupStep(("sh", "-c", f"({command}) && touch {mark}"), folder, optional=True)
+    return probe, BuildStep(("sh", "-c", f"[ ! -e {mark} ] || ({command})"), folder, sources)

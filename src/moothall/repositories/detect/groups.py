@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from moothall.inside.plugins.moothall_requirements import NOT_FOR_TESTS
 from moothall.repositories.detect.literals import setup_extras, tests_require
 from moothall.repositories.detect.project import Project, strings, table
 from moothall.repositories.detect.requirements import (
@@ -33,11 +34,6 @@ _FILES = (
     "/reqs/*.txt",
     "/*/requirements.txt",
 )
-_NOT_FOR_TESTS = re.compile(
-    r"(?:tox|nox|pre[-_]commit|twine|build|black|sphinx|furo|mkdocs|myst|commitizen|bump|towncrier|ipython|jupyter|pyinstaller"
-    r"|python[-_]semantic[-_]release|mike|pdoc|readme[-_]renderer|check[-_]manifest|cibuildwheel|gitlint|hatch$|pdm$|poetry$|uv$)",
-    re.IGNORECASE,
-)
 _MOST = 400
 
 
@@ -46,11 +42,11 @@ def groups(project: Project, pyproject: Mapping[str, Any]) -> dict[str, tuple[st
     found: dict[str, list[str]] = {}
     for names, filtered in ((TEST_GROUPS, False), (DEV_GROUPS, True)):
         for where, words in (*_tables(project, pyproject, names), *_files(project, names)):
-            found.setdefault(where, [word for word in words if not (filtered and _NOT_FOR_TESTS.match(word))])
+            found.setdefault(where, [word for word in words if not (filtered and NOT_FOR_TESTS.match(word))])
     for where, words in (*_hatch(project, pyproject), *session_words(project, pyproject)):
         found.setdefault(where, words)
     for where, words in _tables(project, pyproject, _by_default(pyproject) or _with_pytest(pyproject, found)):
-        found.setdefault(where, [word for word in words if not _NOT_FOR_TESTS.match(word)])
+        found.setdefault(where, [word for word in words if not NOT_FOR_TESTS.match(word)])
     return {where: tuple(words[:_MOST]) for where, words in found.items() if words}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
@@ -17,6 +18,7 @@ _LOCKS = {
     "pnpm-lock.yaml": "pnpm",
     "yarn.lock": "yarn",
 }
+_MANAGERS = frozenset(_LOCKS.values())
 _QUIET = ("--no-audit", "--no-fund", "--loglevel=error")
 _ENV = "/env"
 # What checks style, types or the network and not behaviour: it would make tests red that are green.
@@ -57,7 +59,11 @@ def node(project: Project) -> FoundProject | None:
     lock = next((name for name, whose in _LOCKS.items() if whose == manager and name in project.files), "")
     built = node_built(project, package, tests) or Built()
     return FoundProject(
-        steps=(*_steps(project, package, manager, version, lock), *built.steps),
+        steps=(
+            *_steps(project, package, manager, version, lock),
+            *_corepack(scripts, manager, version, project.folder),
+            *built.steps,
+        ),
         checks=checks,
         advisory=("lint",) if "lint" in checks else (),
         protected=("/package.json", *built.protected),
@@ -81,12 +87,18 @@ def _version(project: Project, package: Mapping[str, object]) -> str:
 
 def _manager(project: Project, package: Mapping[str, object]) -> tuple[str, str]:
     """Return the name of the package manager and its version, '' where none is said."""
-    said = re.match(r"(npm|pnpm|yarn)@(\d+\.\d+\.\d+)", str(package.get("packageManager", "")))
+    said = re.match(r"(npm|pnpm|yarn)@(\d+(?:\.\d+){0,2}(?:-[\w.]+)?)", str(package.get("packageManager", "")))
     if said:
         return said[1], said[2]
+    engine = table(package, "devEngines", "packageManager")
+    name, wanted = engine.get("name"), re.match(r"[~^]?(\d+(?:\.\d+){0,2})", str(engine.get("version", "")))
+    if name in _MANAGERS:
+        return str(name), wanted[1] if wanted else ""
     manager = next((whose for name, whose in _LOCKS.items() if name in project.files), "npm")
     if manager == "npm" and "pnpm-workspace.yaml" in project.files:
         manager = "pnpm"
+    if manager == "npm" and ".yarnrc.yml" in project.files:
+        manager = "yarn"
     return manager, ""
 
 
@@ -124,8 +136,12 @@ def _pnpm(project: Project) -> str:
 def _yarn(project: Project, version: str, plain: SetupStep) -> Iterator[SetupStep]:
     folder = project.folder
     release = re.search(r"^yarnPath:\s*\"?([\w./-]+)", project.texts.get(".yarnrc.yml", ""), re.MULTILINE)
-    if release and join_inside("", release[1]) in project.files:
+    if release and (own := join_inside("", release[1])) in project.files:
         yarn: tuple[str, ...] = ("node", release[1])
+        # Scripts call it by its name.
+        script = f'#!/bin/sh\nexec node "/workspace/{project.path(str(own))}" "$@"\n'
+        write = f"mkdir -p {_ENV}/bin && printf %s {shlex.quote(script)} > {_ENV}/bin/yarn && chmod 755 {_ENV}/bin/yarn"
+        yield SetupStep(("sh", "-c", write), folder)
     elif ".yarnrc.yml" in project.files or (version and not version.startswith("1.")):
         yield _global(f"@yarnpkg/cli-dist@{version or '4'}", folder)
         yarn = ("yarn",)
@@ -139,6 +155,12 @@ def _yarn(project: Project, version: str, plain: SetupStep) -> Iterator[SetupSte
     berry = ("env", "YARN_NODE_LINKER=node-modules", "YARN_ENABLE_TELEMETRY=0", "YARN_IGNORE_PATH=1", *yarn, "install")
     loose = SetupStep((*berry, "--no-immutable", "--mode=skip-build"), folder, instead=(plain,))
     yield SetupStep((*berry, "--immutable" if "yarn.lock" in project.files else "--no-immutable"), folder, instead=(loose,))
+
+
+def _corepack(scripts: Mapping[str, str], manager: str, version: str, folder: str) -> Iterator[SetupStep]:
+    """Yield what fetches the pinned package manager for scripts that call it by corepack."""
+    if version and any(re.search(r"\bcorepack\b", script) for script in scripts.values()):
+        yield SetupStep(("corepack", "install", "--global", f"{manager}@{version}"), folder, optional=True)
 
 
 def _global(package: str, folder: str) -> SetupStep:

@@ -21,6 +21,8 @@ ENV_PYTHON = "/env/bin/python"
 PIP = (ENV_PYTHON, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
 LOCKED = (ENV_PYTHON, "-I", f"{PLUGINS}/moothall_locked.py")
 """Reads the versions of a lock file into another file."""
+LINE_BY_LINE = (ENV_PYTHON, "-I", f"{PLUGINS}/moothall_requirements.py")
+"""Installs what can be installed of a requirements file, and names the rest."""
 TEXTS = (
     *("pyproject.toml", "setup.py", "setup.cfg", "tox.ini", "tox.toml", "noxfile.py", "pytest.ini", ".pytest.ini"),
     *("ruff.toml", ".ruff.toml", ".python-version", "hatch.toml", "Pipfile", "manage.py"),
@@ -113,15 +115,35 @@ def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Mapping[str
     if own and own_extras:
         wanted = {**wanted, f"extras {','.join(own_extras)}": ("-e", f".[{','.join(own_extras)}]")}
     folder = project.folder
+    least = SetupStep((*PIP, *must), folder, instead=_line_by_line(must, folder))
     if not wanted:
-        return _as_locked(project, SetupStep((*PIP, *must), folder))
+        return _as_locked(project, least)
     words = _each_once(word for part in wanted.values() for word in _pairs(part) if word != ("pytest",))
     with_extras = own and any(part[0] == "-e" and part[1].startswith(".[") for part in words)
     whole = [word for part in words for word in part]
-    pieces = tuple(SetupStep((*PIP, *part), folder, optional=True) for part in wanted.values())
+    pieces = tuple(_piece(part, folder) for part in wanted.values())
     # pip takes the project once: with extras where it has some
     all_of_it = (*PIP, *local, "pytest", *needed, *whole, *(() if with_extras else own))
-    return _as_locked(project, SetupStep(all_of_it, folder, instead=(SetupStep((*PIP, *must), folder), *pieces)))
+    return _as_locked(project, SetupStep(all_of_it, folder, instead=(least, *pieces)))
+
+
+def _line_by_line(must: tuple[str, ...], folder: str) -> tuple[SetupStep, ...]:
+    """Return what installs the same without the development tools of its requirements files, () where it has no such file."""
+    files = [words[1] for words in _pairs(must) if words[0] == "-r"]
+    if not files:
+        return ()
+    rest = [word for words in _pairs(must) if words[0] != "-r" for word in words]
+    each = (SetupStep((*LINE_BY_LINE, "must", path), folder) for path in files)
+    return SetupStep((*PIP, *rest), folder), *each
+
+
+def _piece(words: tuple[str, ...], folder: str) -> SetupStep:
+    """Return what installs a group, and as much of it as can be where not all can."""
+    pairs = _pairs(words)
+    if len(pairs) == 1 and pairs[0][0] != "-r":
+        return SetupStep((*PIP, *words), folder, optional=True)
+    each = ((*LINE_BY_LINE, "may", pair[1]) if pair[0] == "-r" else (*PIP, *pair) for pair in pairs if pair[0] != "-c")
+    return SetupStep((*PIP, *words), folder, True, tuple(SetupStep(argv, folder, optional=True) for argv in each))
 
 
 def _from_folders(

@@ -1,0 +1,81 @@
+"""Installs what can be installed of a requirements file: `moothall_requirements.py must|may FILE`. It runs where pip failed on the whole.
+
+Development tools and repositories over ssh are tried one by one, and what fails is named. With `must` all else has to be
+installed; with `may` it is tried one by one too where it cannot be installed as a whole. Runs under Python 3.7 and on, in a set-up.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+NOT_FOR_TESTS = re.compile(
+    r"(?:tox|nox|pre[-_]commit|twine|build|black|sphinx|furo|mkdocs|myst|commitizen|bump|towncrier|ipython|jupyter|pyinstaller"
+    r"|python[-_]semantic[-_]release|mike|pdoc|readme[-_]renderer|check[-_]manifest|cibuildwheel|gitlint|hatch$|pdm$|poetry$|uv$)",
+    re.IGNORECASE,
+)
+"""Names of development tools that tests do not need."""
+_SSH = re.compile(r"\bssh://|\bgit@[\w.-]+:")
+_SAYS_WHY = re.compile(r"\s*(?:ssh: |fatal: |(?:ERROR|error): (?!subprocess-exited-with-error))")
+_DEEPEST = 10
+_PIP = (sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
+
+
+def read(path: str, depth: int = 0) -> Iterator[tuple[str, bool]]:
+    """Yield the lines of a file and of those that it includes, and whether each is an option."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        text = file.read().replace("\\\n", " ")
+    for raw in text.split("\n"):
+        line = re.sub(r"(?:^|\s)#.*$", "", raw).strip()
+        other = re.match(r"(-r|--requirement|-c|--constraint)[ =]\s*(\S+)$", line)
+        inner = os.path.join(os.path.dirname(path), other[2]) if other else ""
+        if other and other[1] in ("-r", "--requirement"):
+            if depth < _DEEPEST and os.path.exists(inner):
+                yield from read(inner, depth + 1)
+        elif other:
+            yield f"-c {os.path.abspath(inner)}", True
+        elif line:
+            yield line, line.startswith("-") and not re.match(r"(?:-e|--editable)[ =]", line)
+
+
+def _install(options: Sequence[str], lines: Sequence[str]) -> str:
+    """Install lines together; return '' where that went well, else why not."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+        file.write("\n".join((*options, *lines, "")))
+        file.flush()
+        command = (*_PIP, "-r", file.name)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)  # noqa: S603 - pip
+    if done.returncode == 0:
+        return ""
+    printed = done.stdout.decode("utf-8", "replace")
+    said = [line.strip() for line in printed.split("\n") if _SAYS_WHY.match(line)]
+    return (said or printed.strip().split("\n"))[0][:200] or "pip says nothing"
+
+
+def main(how: str, path: str) -> int:
+    """Install, and return the exit code."""
+    lines = list(dict.fromkeys(read(path)))
+    options = [line for line, is_option in lines if is_option]
+    every = [line for line, is_option in lines if not is_option]
+    doubtful = [line for line in every if NOT_FOR_TESTS.match(line) or _SSH.search(line)]
+    rest = [line for line in every if line not in doubtful]
+    why = _install(options, rest) if rest else ""
+    if why and how == "must":
+        sys.stdout.write(f"{why}\n")
+        return 1
+    for line in (*(rest if why else ()), *doubtful):
+        said = _install(options, [line])
+        if said:
+            sys.stdout.write(f"left out: {line[:150]} ({said})\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:3]))
