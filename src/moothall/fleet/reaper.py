@@ -13,21 +13,32 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 _SECONDS = 30.0
 
 
 def find_processes(directory: str) -> Iterator[int]:
-    """Yield the other processes whose command line or environment names the directory."""
+    """Yield the other processes whose command line or environment names the directory, or that have a file of it open: Ray's agents
+    write a title over what they name.
+    """
     for folder in Path("/proc").glob("[0-9]*"):
         pid = int(folder.name)
         try:
             said = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+            if pid != os.getpid() and (os.fsencode(directory) in said or _has_open(folder, f"{directory}/")):
+                yield pid
         except OSError:
             continue  # it has ended, or is not ours
-        if pid != os.getpid() and os.fsencode(directory) in said:
-            yield pid
+
+
+def _has_open(process: Path, prefix: str) -> bool:
+    for descriptor in (process / "fd").iterdir():
+        with suppress(OSError):  # it was just closed
+            if str(descriptor.readlink()).startswith(prefix):
+                return True
+    return False
 
 
 def main(directory: str) -> None:

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from moothall.sandbox.orphans import GROUP, remove_groups
+
 _ROOT = Path("/sys/fs/cgroup")
-_PREFIX = "moothall-"
+_PREFIX = GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +168,4 @@ def sweep(prefix: str) -> bool:
 
     Return whether none is left; one that holds a dying process still is.
     """
-    clean = True
-    for parent in set(parents() or ()):
-        for folder in parent.glob(f"{_PREFIX}{prefix}*"):
-            try:
-                folder.rmdir()
-            except OSError:
-                clean = clean and not folder.exists()
-    return clean
+    return remove_groups(f"{_PREFIX}{prefix}*", set(parents() or ()))

@@ -1,4 +1,5 @@
-"""Ending what outlived the process that started it, also by `python -I -S orphans.py PREFIX`, which waits for that beside it.
+"""Ending what outlived the process that started it, also by `python -I -S orphans.py PREFIX FOLDER [CGROUPS…]`, which waits for that
+beside it, and then removes the folder and the cgroups of its sandboxes.
 
 Bubblewrap's inner process asks for its death signal a moment after it was made, and waits without end for the outer
 one before that. Where the outer one is killed in that moment (a host that is killed, a start that is cancelled), the
@@ -8,13 +9,18 @@ Standard library only: as a program this file stands alone.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+GROUP = "moothall-"
+"""How the name of a sandbox's cgroup begins, before the sandbox's own."""
 _LOOKS, _PAUSE = 50, 0.1
 _QUIET = 3  # looks at which nothing was found: what was just being made is there by then
 
@@ -35,17 +41,49 @@ def end(prefix: str) -> int:
     return found
 
 
-def main(prefix: str) -> None:
-    """Wait for the end of the process that holds our stdin open, then end what is left of its sandboxes."""
+def remove_groups(pattern: str, parents: Iterable[Path]) -> bool:
+    """Remove the empty cgroups below `parents` whose names match; return whether none is left. One that holds a dying process still is."""
+    clean = True
+    for parent in parents:
+        for folder in parent.glob(pattern):
+            try:
+                folder.rmdir()
+            except OSError:
+                clean = clean and not folder.exists()
+    return clean
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove the run folder of a killed process, unless another process holds its lock and does the same."""
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove = ("rm", "-rf", "--one-file-system")
+        for command in (remove, ("chmod", "-R", "u+rwX"), remove):  # hostile code may have set any mode
+            if folder.exists():
+                whole = (*command, "--", str(folder))
+                subprocess.run(whole, check=False, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603 - our own words
+    except OSError:
+        return
+    finally:
+        os.close(lock)
+
+
+def main(prefix: str, folder: str, *groups: str) -> None:
+    """Wait for the end of the process that holds our stdin open, then end what is left of its sandboxes and remove what they leave."""
     while os.read(0, 4096):
         pass
     quiet = 0
     for _ in range(_LOOKS):
         quiet = 0 if end(prefix) else quiet + 1
-        if quiet == _QUIET:
-            return
+        if quiet >= _QUIET and remove_groups(f"{GROUP}{prefix}*", map(Path, groups)):
+            break
         time.sleep(_PAUSE)
+    remove_folder(Path(folder))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

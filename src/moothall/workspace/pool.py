@@ -71,9 +71,10 @@ class BoxPool:
         await asyncio.to_thread(scratch.sweep)
         await asyncio.to_thread(boxlog.prune, self._settings.data_dir)
         await asyncio.to_thread(bundle, self._folder / "code")
-        # A sandbox whose host is killed while it starts would stay: this one hears of the kill by its stdin, and ends it.
+        # What a killed host leaves: a sandbox that was just starting, cgroups, our folder. This process hears of the kill by its stdin.
+        groups = sorted({str(folder) for folder in await asyncio.to_thread(cgroups.parents) or ()})
         self._reaper = await start_process(
-            *(sys.executable, "-I", "-S", orphans.__file__, f"{self._instance}-"),
+            *(sys.executable, "-I", "-S", orphans.__file__, f"{self._instance}-", str(self._folder), *groups),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for us

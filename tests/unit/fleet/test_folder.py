@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from moothall.fleet.folder import ray_folder, sweep
 
 OWNER = """
@@ -19,7 +21,9 @@ from moothall.fleet.folder import ray_folder
 async def main():
     async with ray_folder() as folder:
         (folder / "session").mkdir()
-        agent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", f"--temp-dir={folder}"], start_new_session=True)
+        log = open(folder / "session" / "agent.log", "wb") if sys.argv[1] == "open" else None
+        named = [f"--temp-dir={folder}"] if sys.argv[1] == "named" else []
+        agent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *named], stdout=log, start_new_session=True)
         print(folder, agent.pid, flush=True)
         await asyncio.Event().wait()
 
@@ -27,8 +31,9 @@ asyncio.run(main())
 """
 
 
-async def test_a_killed_owner_takes_its_processes_and_its_directory_along() -> None:
-    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", OWNER, stdout=asyncio.subprocess.PIPE)
+@pytest.mark.parametrize("known_by", ["named", "open"])  # an agent of Ray writes a title over what it names
+async def test_a_killed_owner_takes_its_processes_and_its_directory_along(known_by: str) -> None:
+    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", OWNER, known_by, stdout=asyncio.subprocess.PIPE)
     assert owner.stdout is not None
     folder, pid = (await owner.stdout.readline()).decode().split()
     owner.kill()

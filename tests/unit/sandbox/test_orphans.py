@@ -121,3 +121,56 @@ async def test_what_a_killed_host_left_half_started_ends_with_it_and_not_at_the_
             assert stays.poll() is None
     await asyncio.to_thread(psutil.wait_procs, beside, 20)
     assert not [process for process in beside if process.is_running()], "and what waited for it is gone too"
+    assert not (Layout(tmp_path).run / instance).exists()
+
+
+WORKING = """
+import asyncio, sys
+from pathlib import Path
+from moothall.config import SandboxSettings, Settings
+from moothall.sandbox.bubblewrap import SandboxSpec, interpreter_binds
+from moothall.sandbox.spawn import run_sandbox
+from moothall.workspace.pool import BoxPool
+
+async def main():
+    async with BoxPool(Settings(data_dir=Path(sys.argv[1]))) as pool:
+        (folder,) = pool.layout.run.iterdir()
+        upper = folder / f"{folder.name}-1" / "upper"
+        upper.mkdir(parents=True)
+        (upper / "closed").mkdir(mode=0)
+        spec = SandboxSpec(
+            name=f"{folder.name}-1", argv=("/bin/sleep", "600"), limits=SandboxSettings(), ro=interpreter_binds()
+        )
+        async with run_sandbox(spec) as inside:
+            groups = {inside.cgroup.memory, inside.cgroup.pids} if inside.cgroup else ()
+            print(*map(str, groups), flush=True)
+            await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_killed_host_leaves_neither_cgroups_nor_its_folder_until_the_next_start(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", WORKING, str(tmp_path)], stdout=subprocess.PIPE) as host:
+        assert host.stdout is not None
+        groups = [Path(word) for word in (await asyncio.to_thread(host.stdout.readline)).decode().split()]
+        (folder,) = Layout(tmp_path).run.iterdir()
+        assert all(group.exists() for group in groups)
+        reapers = psutil.Process(host.pid).children()
+        host.kill()
+    await asyncio.to_thread(psutil.wait_procs, reapers, 30)
+    assert not folder.exists()
+    assert not [group for group in groups if group.exists()]
+    assert titled(folder.name) == []
+
+
+async def test_a_folder_that_another_process_sweeps_is_left_to_it(tmp_path: Path) -> None:
+    folder = tmp_path / "dead"
+    folder.mkdir()
+    (folder / "lock").touch()
+    with (folder / "lock").open("r+") as held:
+        assert try_lock(held.fileno())
+        orphans.remove_folder(folder)
+        assert folder.exists()
+    orphans.remove_folder(folder)
+    assert not folder.exists()
