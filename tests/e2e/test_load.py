@@ -118,7 +118,7 @@ def _namespace(path: Path) -> str:
 HANGS = "import time\n\ndef test_sleeps():\n    time.sleep(600)\n\ndef test_loops():\n    while True:\n        pass\n\ndef test_fine():\n    pass\n"
 
 
-async def test_what_hangs_ends_on_a_busy_machine_too_and_says_nothing_there(tmp_path: Path) -> None:
+async def test_what_hangs_ends_on_a_busy_machine_too(tmp_path: Path) -> None:
     async with local(tmp_path, {"tests/test_a.py": HANGS}) as house:
         quick = house.settings.workspace.model_copy(update={"case_seconds": 2.0})
         house.workspaces._settings = house.settings.model_copy(update={"workspace": quick})
@@ -129,8 +129,7 @@ async def test_what_hangs_ends_on_a_busy_machine_too_and_says_nothing_there(tmp_
     at = "tests/test_a.py::test_"
     assert run.cases == {f"{at}sleeps": "failed", f"{at}loops": "failed", f"{at}fine": "passed"}
     assert "hit the limit of 2 s" in run.details[f"{at}sleeps"]
-    assert run.contended
-    assert hit_limit_under_load(run)
+    assert not hit_limit_under_load(run), "it had its time: one computed for as long, the other wanted no core"
 
 
 async def test_a_block_leaves_its_slot_while_it_waits_for_a_tool_that_needs_one(tmp_path: Path) -> None:
