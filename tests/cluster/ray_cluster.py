@@ -1,5 +1,5 @@
 """Ray nodes on loopback, two or as many as asked for, in a process of their own: prints their address and the last one's raylet,
-ends with its input.
+adds a node for each line of its input, ends with it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def main(folder: str, nodes: str = "2") -> None:
         raylet = members[-1].all_processes["raylet"][0].process.pid
         sys.stdout.write(json.dumps({"address": cluster.address, "raylet": raylet}) + "\n")
         sys.stdout.flush()
-        sys.stdin.read()
+        for _ in sys.stdin:
+            cluster.add_node(wait=True, **_NODE)
     finally:
         cluster.shutdown()  # type: ignore[no-untyped-call]  # Ray leaves it untyped
 

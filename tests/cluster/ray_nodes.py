@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -24,6 +25,15 @@ NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
 @asynccontextmanager
 async def ray_nodes(count: int, environment: Mapping[str, str] = TOKEN) -> AsyncIterator[tuple[str, psutil.Process]]:
     """Yield the cluster's address and the raylet of its last node."""
+    async with growing_nodes(count, environment) as (address, raylet, _):
+        yield address, raylet
+
+
+@asynccontextmanager
+async def growing_nodes(
+    count: int, environment: Mapping[str, str] = TOKEN
+) -> AsyncIterator[tuple[str, psutil.Process, Callable[[], None]]]:
+    """Yield the cluster's address, the raylet of its last node, and what adds a node."""
     folder = Path(tempfile.mkdtemp(prefix="mh-", dir="/tmp"))
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -44,7 +54,7 @@ async def ray_nodes(count: int, environment: Mapping[str, str] = TOKEN) -> Async
         told = json.loads(line)
         # Beside its sessions Ray writes where it is; a machine that never ran it has no /tmp/ray for that.
         assert (folder / "ray" / "ray_current_cluster").is_file()
-        yield told["address"], psutil.Process(told["raylet"])
+        yield told["address"], psutil.Process(told["raylet"]), functools.partial(process.stdin.write, b"add\n")
     finally:
         below = descendants(process.pid)
         process.stdin.close()

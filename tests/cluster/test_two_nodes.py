@@ -22,7 +22,7 @@ from moothall.bus.nats.server import embedded_server
 from moothall.config import BusSettings
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Fault, scripted_model
-from ray_nodes import TOKEN, hosts_below, ray_nodes
+from ray_nodes import TOKEN, growing_nodes, hosts_below, ray_nodes
 from serving import serving, until_begun, until_serving
 from support.processes import all_gone, descendants
 from support.servers import free_port
@@ -66,6 +66,49 @@ async def test_a_node_that_works_is_killed_and_the_other_ends_the_work(tmp_path:
             assert done.code == 0, done.err
             assert done.document["proven"] is True
             assert git(repo, "branch", "--list", done.document["branch"])
+
+
+async def test_each_node_has_a_host_also_one_that_joins_and_work_goes_on_without_one_that_is_gone(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    await make_sample_repository(repo)
+    async with (
+        scripted_model(scripted(by_task)) as model,
+        embedded_server(BusSettings(), tmp_path / "bus") as bus_url,
+        growing_nodes(2) as (address, second, add_node),
+    ):
+        extra = {
+            **TOKEN,
+            "MOOTHALL_RAY__ADDRESS": address,
+            "MOOTHALL_RAY__HOSTS": "0",
+            "MOOTHALL_BUS__URL": bus_url,
+            "MOOTHALL_BUS__ACK_WAIT_SECONDS": "3",
+        }
+        command = Command(tmp_path / "data", model.base_url, extra)
+        async with serving(command):
+            assert await hosts(command) == {"host-1", "host-2"}
+            assert len(hosts_below(second)) == 1
+            (gone,) = hosts_below(second)
+            add_node()
+            async with asyncio.timeout(120):
+                while await hosts(command) != {"host-1", "host-2", "host-3"}:
+                    await asyncio.sleep(0.5)
+            for child in (second, *descendants(second.pid)):
+                with suppress(psutil.NoSuchProcess):
+                    child.send_signal(signal.SIGKILL)
+            async with asyncio.timeout(120):
+                while len(left := await hosts(command)) != 2:
+                    await asyncio.sleep(0.5)
+            assert not gone.is_running()
+            assert "host-3" in left
+            done = await command("deliberate", "--repo", str(repo), "--json", TASK, seconds=300)
+        assert done.code == 0, done.err
+        assert done.document["proven"] is True
+
+
+async def hosts(command: Command) -> set[str]:
+    """Return the names of the hosts that answer."""
+    done = await command("fleet", "--json")
+    return {"-".join(host["name"].split("-")[:2]) for host in done.document["hosts"]}  # then whose they are
 
 
 @asynccontextmanager

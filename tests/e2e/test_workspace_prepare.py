@@ -111,7 +111,7 @@ async def test_a_check_that_hit_its_limit_is_not_waited_out_again_until_it_may_h
         house.workspaces._settings = house.settings.model_copy(update={"workspace": workspace})
         return Preparer(house.workspaces._settings, lambda _: house.clone, house.workspaces)
 
-    base = house.base(checks={"tests": ("sh", "-c", "while :; do :; done")})
+    base = house.base(checks={"tests": ("sh", "-c", "sleep 600")})
     first = await preparer().prepare(base)
     assert first.runs["tests"].output.startswith("tests hit the limit of 1 s (workspace.base_seconds)")
     told: list[str] = []

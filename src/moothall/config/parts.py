@@ -132,11 +132,13 @@ class RaySettings(Section):
         description="where hosts run: process, in the process that was started; auto: on Ray where address is set, in serve and in demo",
     )
     address: str | None = None
-    hosts: int = Field(1, ge=1, description="host actors")
+    hosts: int = Field(
+        1, ge=0, description="host actors; 0: one on each node of Ray that offers a processor, those that join later included"
+    )
     wait_seconds: float = Field(
         0.0,
         ge=0,
-        description="how long a start waits for as many nodes of Ray as hosts, which are spread over those that are there",
+        description="how long a start waits for as many nodes of Ray as hosts (0: for one), which are spread over those that are there",
     )
     seats_per_host: int = Field(64, ge=1, description="deliberations that one host works on at a time, of all roles together")
     dashboard: bool = False

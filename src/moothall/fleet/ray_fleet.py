@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from moothall.fleet.folder import ray_folder
 from moothall.fleet.in_process import Alive
 from moothall.fleet.owner import end_with, process_of
 from moothall.fleet.ray_authentication import check_access, explain_refusal
+from moothall.telemetry import get_logger
 
 # Read by Ray when it is imported and by the processes that it starts.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -48,6 +49,7 @@ _WITHOUT_METRICS = {
 """Keeps Ray's processes from serving metrics: they ask nobody for the token. Ray has no switch for the last two; an impossible port is
 logged, and nothing listens.
 """
+log = get_logger(__name__)
 
 HostMain = Callable[..., Coroutine[Any, Any, None]]
 """Runs a host of this name until cancelled; calls its second argument once it is ready. `node`: the address of its machine."""
@@ -88,6 +90,7 @@ def _end_with_raylet() -> None:
 
 
 _ANSWER_SECONDS, _STOP_SECONDS, _AGAIN_SECONDS, _WATCH_SECONDS = 2.0, 10.0, 0.5, 5.0
+_ALIVE = 0  # GcsNodeInfo.ALIVE
 
 
 async def _count_answering(hosts: Sequence[Any]) -> tuple[int, int]:
@@ -114,8 +117,17 @@ async def _answers(host: Any) -> bool:
 
 @asynccontextmanager
 async def hosting(settings: RaySettings, main: HostMain, ready_seconds: float = 120.0) -> AsyncIterator[Alive]:
-    """Yield what tells of the hosts, once all are pulling work; they are gone at the end. Needs `cluster`."""
+    """Yield what tells of the hosts, once all are pulling work; they are gone at the end. Needs `cluster`.
+
+    With `ray.hosts` = 0 there is one on each node that offers a processor, those that join later included.
+    """
     nodes = await _spread(settings)
+    if not settings.hosts:
+        async with _one_on_each(nodes, main, ready_seconds) as alive:
+            yield alive
+        return
+    if settings.address is not None and len(nodes) > settings.hosts:
+        log.warning("some nodes of Ray have no host; ray.hosts = 0 gives each one", nodes=len(nodes), hosts=settings.hosts)
     hosts = [_make_host(f"host-{number}", main, nodes[number % len(nodes)]) for number in range(1, settings.hosts + 1)]
     runs = [host.run.remote() for host in hosts]
     try:
@@ -129,6 +141,98 @@ async def hosting(settings: RaySettings, main: HostMain, ready_seconds: float = 
                 task.cancel()
     finally:
         await asyncio.shield(_stop_all(hosts, runs))
+
+
+@asynccontextmanager
+async def _one_on_each(nodes: Sequence[str], main: HostMain, ready_seconds: float) -> AsyncIterator[Alive]:
+    hosts = NodeHosts(functools.partial(_make_host, main=main, stays=True))
+    try:
+        async with asyncio.TaskGroup() as group:
+            hosts.update(nodes, group)
+            watching = [group.create_task(_while_joined())]
+            await _all_ready(hosts.actors, ready_seconds, some=True)
+            watching.append(group.create_task(hosts.follow(_list_nodes, group), name="nodes"))
+            yield hosts.count_answering
+            for task in (*watching, *hosts.watching):
+                task.cancel()
+    finally:
+        await asyncio.shield(_stop_all(hosts.actors, hosts.runs))
+
+
+class NodeHosts:
+    """One host on each node that offers a processor. `make` starts one, given its name and its node.
+
+    A node whose host ends with an error gets no other one; where no host is left, that error ends the whole process.
+    """
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self._make = make
+        self._hosts: dict[str, tuple[Any, Any]] = {}
+        self._refused: set[str] = set()
+        self._made = 0
+        self.watching: set[asyncio.Task[None]] = set()
+
+    @property
+    def actors(self) -> list[Any]:
+        """The hosts."""
+        return [host for host, _ in self._hosts.values()]
+
+    @property
+    def runs(self) -> list[Any]:
+        """What waits for their ends."""
+        return [run for _, run in self._hosts.values()]
+
+    async def count_answering(self) -> tuple[int, int]:
+        """Return how many pull work, and how many there should be: one at least."""
+        answering, wanted = await _count_answering(self.actors) if self._hosts else (0, 0)
+        return answering, max(1, wanted)
+
+    async def follow(self, list_nodes: Callable[[str], Collection[str]], group: asyncio.TaskGroup) -> None:
+        """Look for nodes that join and nodes that are gone, until cancelled."""
+        address = str(ray.get_runtime_context().gcs_address)
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            with contextlib.suppress(ray.exceptions.RayError):  # no head answers now
+                self.update(await asyncio.to_thread(list_nodes, address), group)
+
+    def update(self, nodes: Collection[str], group: asyncio.TaskGroup) -> None:
+        """Give each of `nodes` a host, and forget the hosts of nodes that are gone."""
+        for node in [node for node in self._hosts if node not in nodes]:
+            log.warning("a node is gone, and its host with it", node=node)
+            ray.kill(self._hosts.pop(node)[0])
+        for node in sorted(set(nodes) - self._hosts.keys() - self._refused):
+            self._made += 1
+            host = self._make(f"host-{self._made}", node=node)
+            run = host.run.remote()
+            self._hosts[node] = (host, run)
+            task = group.create_task(self._watch(node, host, run), name=f"host on {node}")
+            self.watching.add(task)
+            task.add_done_callback(self.watching.discard)
+            log.info("a node has a host", node=node, host=f"host-{self._made}")
+
+    async def _watch(self, node: str, host: Any, run: Any) -> None:
+        try:
+            await _until_stopped(run)
+        except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError) as error:
+            why: Exception = error  # it was killed, or its node is gone
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other nodes go on
+            why = error
+            self._refused.add(node)
+            log.warning("a node can have no host", node=node, reason=str(error)[:500])
+        else:
+            return
+        if self._hosts.get(node, (None, None))[0] is host:
+            del self._hosts[node]
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(host)
+        if not self._hosts and node in self._refused:
+            raise why
+
+
+def _list_nodes(address: str) -> Collection[str]:
+    """Return the ids of the nodes that live and offer a processor. See `_while_joined` for why this is a new connection."""
+    nodes = GcsClient(address=address).get_all_node_info(timeout=_ANSWER_SECONDS)
+    return {name.hex() for name, node in nodes.items() if node.state == _ALIVE and node.resources_total.get("CPU")}
 
 
 async def _until_stopped(run: Any) -> None:
@@ -153,10 +257,12 @@ async def _while_joined() -> None:
                 raise Temporary("the Ray that this process joined is gone: another head answers at its address")
 
 
-async def _all_ready(hosts: list[Any], seconds: float) -> None:
+async def _all_ready(hosts: list[Any], seconds: float, *, some: bool = False) -> None:
+    """Wait until hosts pull work. `some`: those that end meanwhile are not waited for."""
     try:
         async with asyncio.timeout(seconds):
-            await asyncio.gather(*(host.ready.options(max_task_retries=0).remote() for host in hosts))
+            asked = (host.ready.options(max_task_retries=0).remote() for host in hosts)
+            await asyncio.gather(*asked, return_exceptions=some)
     except TimeoutError as error:
         raise FleetUnavailable(f"the hosts on Ray were not ready within {seconds:.0f} s") from error
 
@@ -181,12 +287,13 @@ async def _spread(settings: RaySettings) -> list[str]:
         nodes = await asyncio.to_thread(ray.nodes)
         alive = {str(node["NodeID"]): node["Resources"].get("CPU") for node in nodes if node["Alive"]}
         offering = [name for name, processors in alive.items() if processors]
-        if len(offering) >= settings.hosts or time.monotonic() > until:
+        if len(offering) >= max(1, settings.hosts) or time.monotonic() > until:
             return sorted(offering or alive)
         await asyncio.sleep(_AGAIN_SECONDS)
 
 
-def _make_host(name: str, main: HostMain, node: str) -> Any:
+def _make_host(name: str, main: HostMain, node: str, *, stays: bool = False) -> Any:
+    """Start a host on a node. `stays`: it is never put on another one."""
     actor = ray.remote(HostActor).options(
         # A host waits more than it computes, and takes no core from anybody's plan; of what asks for nothing, Ray counts nothing.
         num_cpus=0.001,
@@ -194,7 +301,7 @@ def _make_host(name: str, main: HostMain, node: str) -> Any:
         max_task_retries=-1,
         max_concurrency=64,
         # Ray spreads by resources, and a host asks for next to none. Soft: where the node is gone, any other will do.
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=True),
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=not stays),
     )
     return actor.remote(name, main)
 

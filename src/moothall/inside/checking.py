@@ -14,7 +14,7 @@ from moothall.inside import built, cases, checks
 from moothall.inside.confinement import ROOT
 from moothall.inside.ended import CommandEnd
 from moothall.inside.findings import findings, is_linter
-from moothall.inside.pressure import GENEROUS, Contention
+from moothall.inside.pressure import BUSY, GENEROUS, Contention
 from moothall.inside.streams import Stream
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
@@ -58,6 +58,7 @@ class Checking:
         self._looked = self._progressed = time.monotonic()
         self._progress = 0
         self._contended_before = 0.0
+        self._remark = ""
         self._data: dict[str, int] = {}
 
     def feed(self, data: bytes) -> bytes:
@@ -78,8 +79,11 @@ class Checking:
         self._looked = now
         if (progress := self._cases.told + _size(self.folder)) != self._progress:
             self._progress, self._progressed, self._contended_before = progress, now, contended
-        waited = min(contended - self._contended_before, (GENEROUS - 1) * self._quiet_seconds)
-        return _STUCK if progress and now > self._progressed + self._quiet_seconds + waited else ""
+        most, waited = (GENEROUS - 1) * self._quiet_seconds, contended - self._contended_before
+        if not progress or now <= self._progressed + self._quiet_seconds + min(waited, most):
+            return ""
+        self._remark = BUSY if waited > most else ""
+        return _STUCK
 
     def forgive(self, seconds: float) -> None:
         """Take time out in which nothing ran."""
@@ -127,7 +131,11 @@ class Checking:
         if ended.status == "success":
             self._cases.stop(f"the process ended in it, with exit code {ended.exit_code}")
             return
-        limit = f"hit the limit of {self._quiet_seconds:g} s" if ended.status == _STUCK else f"was stopped: {ended.status}"
+        limit = (
+            f"hit the limit of {self._quiet_seconds:g} s{self._remark}"
+            if ended.status == _STUCK
+            else f"was stopped: {ended.status}"
+        )
         if not self._cases.begun:
             self._cases.tell(self._name, cases.ERRORED, said=limit)
         self._cases.stop(limit)

@@ -263,8 +263,11 @@ class _Watch:
     def _has_more_time(self) -> bool:
         """Give back the time in which it waited for a core."""
         self._note_contention()
-        more = min(self.contended - self._forgiven, self._last - self._deadline)
+        owed = self.contended - self._forgiven
+        more = min(owed, self._last - self._deadline)
         if self._side or more < _SAMPLE_SECONDS:
+            if owed < _SAMPLE_SECONDS:
+                self.contended = 0.0  # it had its time: whatever it waited for is made good
             return False
         self._forgiven = self.contended
         self._deadline += more

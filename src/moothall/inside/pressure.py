@@ -7,6 +7,8 @@ import time
 
 GENEROUS = 3
 """How many times its limit a check may take on a machine that is too busy to run it."""
+BUSY = " while the machine was busy"
+"""What is said of a limit of time that was hit before the time was had. See `plugins/moothall_clock.py`, too."""
 _FILE = "/proc/pressure/cpu"
 
 

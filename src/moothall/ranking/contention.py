@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from moothall.domain.evidence import RED, CheckRun, Verdict
+from moothall.inside.pressure import BUSY
 from moothall.ranking.assess import HIT_LIMIT
 
-# Ours, and what test runners and clients print about limits of a project's own: jest, mocha, vitest, node:test, pytest-timeout, Go, nextest.
+# Ours where they were hit before the time was had, and what test runners and clients print about a project's own: jest, mocha, vitest, node:test,
+# pytest-timeout, Go, nextest.
 _TIME_LIMIT = re.compile(
-    rf"{HIT_LIMIT}|\btimed?[ -]?out|exceeded (?:a |the |its )?(?:timeout|deadline|time)|deadline exceeded|too long\b",
+    rf"{HIT_LIMIT} [^\n]{{0,40}}{BUSY}|\btimed?[ -]?out|exceeded (?:a |the |its )?(?:timeout|deadline|time)|deadline exceeded|too long\b",
     re.IGNORECASE,
 )
 _READ = 20_000
@@ -31,12 +33,13 @@ def hit_limit_under_load(run: CheckRun, base: CheckRun | None = None) -> bool:
 def as_errored(run: CheckRun, base: CheckRun | None = None) -> CheckRun:
     """Return the run as one that did not come to its end: no case of it counts as failed for a limit of time."""
     stopped = stopped_cases(run, base)
+    first, rest = (run.output.partition("\n")[::2]) if run.status == "timeout" else (run.check, run.output)
     return replace(
         run,
         verdict=Verdict.ERRORED,
         status="timeout",
         cases={case: "errored" if case in stopped else outcome for case, outcome in run.cases.items()},
-        output=f"{run.check}: {_BUSY}\n{run.output}",
+        output=f"{first}: {_BUSY}\n{rest}",
     )
 
 

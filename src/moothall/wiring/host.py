@@ -157,7 +157,7 @@ async def open_fleet(
 
     def here(bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
         main = functools.partial(host_beside, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
-        return in_process.hosting(settings.ray.hosts, functools.partial(_with_instance, instance, main))
+        return in_process.hosting(max(1, settings.ray.hosts), functools.partial(_with_instance, instance, main))
 
     hosting: Hosting = here
     async with AsyncExitStack() as stack:

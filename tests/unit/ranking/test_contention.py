@@ -4,11 +4,13 @@ import pytest
 
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Profile
+from moothall.inside.plugins import FOLDER
+from moothall.inside.pressure import BUSY
 from moothall.ranking import assess
 from moothall.ranking.contention import as_errored, hit_limit_under_load, stopped_cases
 
 LIMITS = [
-    "Failed: hit the limit of 10 s",
+    f"Failed: hit the limit of 10 s{BUSY}",
     'Error: Timeout of 2000ms exceeded. For async tests and hooks, ensure "done()" is called',
     'thrown: "Exceeded timeout of 5000 ms for a test.',
     "Error: Test timed out in 5000ms.",
@@ -37,8 +39,10 @@ def test_a_limit_of_time_says_nothing_on_a_busy_machine(said: str) -> None:
     assert "busy" in told.output.partition("\n")[0]
 
 
-def test_what_failed_otherwise_failed() -> None:
-    assert not hit_limit_under_load(run("assert 5 == 2"))
+@pytest.mark.parametrize("said", ["assert 5 == 2", "Failed: hit the limit of 10 s"])
+def test_what_failed_otherwise_failed(said: str) -> None:
+    """Also what had all of its time."""
+    assert not hit_limit_under_load(run(said))
 
 
 def test_what_is_red_on_the_base_is_not_run_again() -> None:
@@ -61,3 +65,8 @@ def test_the_evidence_of_such_a_check_is_errored_and_says_why() -> None:
     (evidence,) = found.evidence
     assert evidence.verdict is Verdict.ERRORED
     assert "while the machine was busy" in evidence.why
+
+
+def test_the_clock_of_a_case_says_the_same_as_the_executor() -> None:
+    """It cannot import it: it runs in the project's own interpreter."""
+    assert f'"{BUSY}"' in (FOLDER / "moothall_clock.py").read_text(encoding="utf-8")

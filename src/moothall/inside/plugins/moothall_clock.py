@@ -26,6 +26,8 @@ class Clock:
     """
 
     def __init__(self, seconds: float) -> None:
+        self.remark = ""
+        """Says, once its time is over, that the machine was too busy for it to use that."""
         self._seconds = seconds
         self._last = _now() + _GENEROUS * seconds
         self._start()
@@ -52,9 +54,12 @@ class Clock:
         left = self._seconds - passed + self._contended()
         process, thread = _process() - self._computed[0], _thread() - self._computed[1]
         waited = _since(self._delay, _delay())
-        if left < _SHORTEST or now >= self._last or thread >= self._seconds:
+        if left < _SHORTEST or thread >= self._seconds:
             return False
         if waited is not None and process + waited < _IDLE * passed and not any(_others_run()):
+            return False
+        if now >= self._last:
+            self.remark = " while the machine was busy"
             return False
         self._ring(min(left, self._last - now))
         return True

@@ -58,7 +58,7 @@ class Limit:
         def stop(_number: int, _frame: object) -> None:
             if clock and not clock.has_more_time():
                 self.seconds = max(self.seconds / 2, _SHORTEST, 5 * self.longest)
-                pytest.fail(f"hit the limit of {seconds:g} s")
+                pytest.fail(f"hit the limit of {seconds:g} s{clock.remark}")
 
         try:
             free = seconds > 0 and signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, None)

@@ -66,7 +66,7 @@ class Result(unittest.TextTestResult):
     def _stop(self, _number: int, _frame: object) -> None:
         if self._begun and not self._clock.has_more_time():
             seconds, self._seconds = self._seconds, max(self._seconds / 2, _SHORTEST)
-            raise HitLimit(f"hit the limit of {seconds:g} s")
+            raise HitLimit(f"hit the limit of {seconds:g} s{self._clock.remark}")
 
     def stopTest(self, test: Any) -> None:
         took, self._begun = time.monotonic() - self._begun, 0.0

@@ -14,9 +14,10 @@ from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import NotFound
+from moothall.inside.pressure import BUSY
 
 BASE = CheckRun("tests", Verdict.PASSED, {"a": "passed"})
-STOPPED = CheckRun("tests", Verdict.FAILED, {"a": "failed"}, details={"a": "hit the limit of 10 s"}, contended=True)
+STOPPED = CheckRun("tests", Verdict.FAILED, {"a": "failed"}, details={"a": f"hit the limit of 10 s{BUSY}"}, contended=True)
 
 
 @dataclass
