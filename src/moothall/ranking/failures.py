@@ -170,7 +170,9 @@ def _read_go(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
         return _read_testify(message), [place]
     if built := next(filter(None, map(_GO_BUILD.match, lines)), None):
         return [built["text"]], [built["place"]]
-    return [line for line in lines if line.strip() and not _GO_MARK.match(line)][-1:], ()
+    rest = [line for line in lines if line.strip() and not _GO_MARK.match(line)][-1:]
+    unended = any(line.startswith("=== RUN ") for line in lines) and not any("--- FAIL: " in line for line in lines)
+    return rest or ["the test process ended in it"] * unended, ()
 
 
 def _read_testify(lines: Sequence[str]) -> Iterable[str]:

@@ -387,6 +387,7 @@ OTHERS = [
     (("x.js",), "x", "\x1b[31mError: no\x1b[39m\n    at /usr/lib/x.js:1:1\n    at node_modules/y/x.js:2:2", "Error: no"),
     ((), "x", "noise\nthe last line", "the last line"),
     ((), "x", "", ""),
+    (("q_test.go",), "m::TestZ", "=== RUN   TestZ\nFAIL\tm\t0.006s\n", "the test process ended in it"),
 ]
 
 
