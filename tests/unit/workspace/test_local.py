@@ -416,3 +416,17 @@ else:
 """
     run = await inside(house, prepared, code)
     assert run.exit_code == 0, run.output
+
+
+async def test_a_check_may_print_more_than_is_kept_and_its_cases_are_read(house: Local, prepared: Prepared) -> None:
+    test = (
+        "def test_loud(capfd):\n    with capfd.disabled():\n        for _ in range(800):\n            print('x' * 50_000)\n\n"
+        "def test_after():\n    assert False, 'told all the same'\n"
+    )
+    async with house.workspaces.open(prepared, "loud") as workspace:
+        await house.call(workspace, "files.write", path="tests/test_loud.py", content=test)
+        run = await workspace.check("tests", ["tests/test_loud.py"])
+    assert (run.status, run.verdict) == ("success", Verdict.FAILED)
+    assert run.cases == {"tests/test_loud.py::test_loud": "passed", "tests/test_loud.py::test_after": "failed"}
+    assert "bytes cut" in run.output
+    assert len(run.output) < 500_000
