@@ -430,3 +430,14 @@ async def test_a_check_may_print_more_than_is_kept_and_its_cases_are_read(house:
     assert run.cases == {"tests/test_loud.py::test_loud": "passed", "tests/test_loud.py::test_after": "failed"}
     assert "bytes cut" in run.output
     assert len(run.output) < 500_000
+
+
+@pytest.mark.parametrize("option", ["-q", "-Werror"])
+async def test_pytest_has_no_warning_about_our_plugins(house: Local, option: str) -> None:
+    prepared = await house.prepared({"tests": (*PYTEST, option, "-rw")})
+    async with house.workspaces.open(prepared, "warnings") as workspace:
+        run = await workspace.check("tests")
+        tool = await house.call(workspace, "tests.pytest", paths=["tests/test_utils.py"])
+    assert run.cases == {f"{TESTS}::test_greet": "passed", f"{TESTS}::test_hello_world": "failed"}
+    assert "arning" not in run.output
+    assert "arning" not in tool.output["output"]
