@@ -50,11 +50,12 @@ _HINTS = (
 
 # No dataclasses here: what makes them costs the executor more time at its start than all of its own code.
 class Walls:
-    """Limits of one command; `in_cgroup`: the kernel sees to its memory. Time in which it wants a core and the machine has too few does not
-    count in `wall_seconds`; after `most_seconds` it ends in any case.
+    """Limits of one command; `in_cgroup`: the kernel sees to its memory; `any_output`: it may print what it likes, and only what is kept is
+    bounded. Time in which it wants a core and the machine has too few does not count in `wall_seconds`; after `most_seconds` it ends in any case.
     """
 
     __slots__ = (
+        "any_output",
         "cpu_seconds",
         "file_bytes",
         "in_cgroup",
@@ -76,8 +77,9 @@ class Walls:
         file_bytes: int,
         in_cgroup: bool,
         most_seconds: float = 0.0,
+        any_output: bool = False,
     ) -> None:
-        self.most_seconds = max(most_seconds, wall_seconds)
+        self.most_seconds, self.any_output = max(most_seconds, wall_seconds), any_output
         self.wall_seconds, self.cpu_seconds = wall_seconds, cpu_seconds
         self.output_bytes, self.memory_bytes = output_bytes, memory_bytes
         self.processes, self.file_bytes, self.in_cgroup = processes, file_bytes, in_cgroup
@@ -315,7 +317,7 @@ class _Watch:
         self.kept.add(self._reader.feed(data) if self._reader else data)
 
     def _broken_wall(self) -> str:
-        if self.kept.total > self._walls.output_bytes * _OUTPUT_FACTOR:
+        if self.kept.total > self._walls.output_bytes * _OUTPUT_FACTOR and not self._walls.any_output:
             return "output"
         begun = time.monotonic()
         if begun < self._next_sample:

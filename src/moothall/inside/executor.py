@@ -109,6 +109,7 @@ class Executor:
             file_bytes=int(self._options["disk_bytes"]),
             in_cgroup=bool(self._options["cgroup"]),
             most_seconds=float(limits.get("most_seconds") or 0.0),
+            any_output=bool(limits.get("any_output")),
         )
 
     def _files(self, request: Message) -> Message:

@@ -270,6 +270,7 @@ class Box(ABC):
                 "most_seconds": most,
                 "cpu_seconds": min(cpu, wall * self.place.cpu_share) if self.place.cpu_share else cpu,
                 "output_bytes": limits.output_bytes,
+                "any_output": long,  # its time is what bounds it, and a report comes with it
                 "file_bytes": self._settings.workspace.max_file_bytes,
             },
             **fields,

@@ -416,3 +416,28 @@ else:
 """
     run = await inside(house, prepared, code)
     assert run.exit_code == 0, run.output
+
+
+async def test_a_check_may_print_more_than_is_kept_and_its_cases_are_read(house: Local, prepared: Prepared) -> None:
+    test = (
+        "def test_loud(capfd):\n    with capfd.disabled():\n        for _ in range(800):\n            print('x' * 50_000)\n\n"
+        "def test_after():\n    assert False, 'told all the same'\n"
+    )
+    async with house.workspaces.open(prepared, "loud") as workspace:
+        await house.call(workspace, "files.write", path="tests/test_loud.py", content=test)
+        run = await workspace.check("tests", ["tests/test_loud.py"])
+    assert (run.status, run.verdict) == ("success", Verdict.FAILED)
+    assert run.cases == {"tests/test_loud.py::test_loud": "passed", "tests/test_loud.py::test_after": "failed"}
+    assert "bytes cut" in run.output
+    assert len(run.output) < 500_000
+
+
+@pytest.mark.parametrize("option", ["-q", "-Werror"])
+async def test_pytest_has_no_warning_about_our_plugins(house: Local, option: str) -> None:
+    prepared = await house.prepared({"tests": (*PYTEST, option, "-rw")})
+    async with house.workspaces.open(prepared, "warnings") as workspace:
+        run = await workspace.check("tests")
+        tool = await house.call(workspace, "tests.pytest", paths=["tests/test_utils.py"])
+    assert run.cases == {f"{TESTS}::test_greet": "passed", f"{TESTS}::test_hello_world": "failed"}
+    assert "arning" not in run.output
+    assert "arning" not in tool.output["output"]

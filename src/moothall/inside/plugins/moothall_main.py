@@ -10,6 +10,11 @@ from __future__ import annotations
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
 
 def _outside(path: list[str], here: str) -> list[str]:
     return [entry for entry in path if os.path.abspath(entry or ".") != here and not entry.startswith(here + os.sep)]
@@ -34,7 +39,16 @@ def main() -> None:
         metadata.distributions = lambda **kwargs: find(**kwargs) if kwargs else iter(installed)
     sys.path.insert(0, here)
     sys.argv[0] = pytest.__file__
-    sys.exit(pytest.console_main() if hasattr(pytest, "console_main") else pytest.main())
+    sys.exit(_entry_point()())
+
+
+def _entry_point() -> Callable[[], Any]:
+    """Return what `python -m pytest` calls: pytest 9.1 made `console_main` private, and warns of the public name; before 6.1 there is neither."""
+    import pytest
+    from _pytest import config
+
+    named = (getattr(place, name, None) for place, name in ((config, "_console_main"), (pytest, "console_main")))
+    return next(filter(None, named), pytest.main)
 
 
 if __name__ == "__main__":
