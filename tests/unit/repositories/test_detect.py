@@ -277,7 +277,12 @@ def test_the_version_of_the_package_manager_is_the_one_that_is_pinned(named: dic
 
 def test_scripts_that_call_corepack_find_what_is_pinned() -> None:
     package = {"scripts": {"test": "corepack pnpm run a"}, "packageManager": "pnpm@9.1.2"}
-    assert found({"package.json": json.dumps(package)}).steps[-1].argv == ("corepack", "install", "--global", "pnpm@9.1.2")
+    assert found({"package.json": json.dumps(package)}).steps[-1].argv[-3:] == ("install", "--global", "pnpm@9.1.2")
+
+
+def test_npm_runs_the_script_of_a_package_that_names_another_manager() -> None:
+    package = {"scripts": {"test": "pnpm run a"}, "devEngines": {"packageManager": {"name": "pnpm", "onFail": "error"}}}
+    assert found({"package.json": json.dumps(package)}).checks["tests"] == ("npm", "test", "--force")
 
 
 def test_the_package_manager_that_is_named_goes_first() -> None:
