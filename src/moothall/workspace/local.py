@@ -199,6 +199,8 @@ class LocalWorkspace:
     ) -> dict[str, Any]:
         profile = self.base.profile
         variables = checks.variables(command, seconds=limit.case_seconds, cases=order.cases, apart=order.apart)
+        if any(checks.SITE in word for step in profile.builds for word in step.argv):
+            variables["PYTHONPATH"] += f":{checks.SITE}"
         told = {
             "name": name,
             "folder": profile.folders.get(name, ""),
