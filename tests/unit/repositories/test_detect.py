@@ -484,6 +484,15 @@ def test_compiled_code_is_built_again(files: dict[str, str], command: str) -> No
     assert "x.c" in one.reads, "another commit with other sources is set up anew"
 
 
+def test_a_member_of_a_workspace_is_built_after_the_root_has_installed() -> None:
+    member = {"main": "dist/index.js", "scripts": {"test": "mocha", "build": "tsc"}}
+    files = {"package.json": json.dumps({"workspaces": ["packages/*"]}), "packages/a/package.json": json.dumps(member)}
+    one = found(files)
+    assert [step.folder for step in one.steps] == ["", "packages/a"]
+    assert "npm run --silent build" in one.steps[-1].argv[-1]
+    assert [build.folder for build in one.builds] == ["packages/a"]
+
+
 def test_meson_builds_with_what_it_was_installed_with() -> None:
     meson = "[build-system]\nrequires = ['meson-python', 'cython']\nbuild-backend = 'mesonpy'\n"
     one = found({**TESTED, "pyproject.toml": meson, "meson.build": ""})
