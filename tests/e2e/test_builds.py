@@ -9,7 +9,7 @@ import pytest
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import BuildStep, Prepared
 from moothall.repositories.objects import Change
-from support.local import Local, local
+from support.local import PYTEST, Local, local
 
 pytestmark = pytest.mark.e2e
 FILES = {"source.c": "wrong\n", "other.txt": "\n"}
@@ -56,3 +56,27 @@ async def test_what_no_change_concerns_is_not_built_again(tmp_path: Path) -> Non
             assert (await workspace.check("tests")).output == "1\n"
             await workspace.write([Change("source.c", "100644", b"right\n")])
             assert (await workspace.check("tests")).output == "2\nright\n"
+
+
+PLANTS = """
+import os
+
+def test_a():
+    os.makedirs("/tmp/moothall-site", exist_ok=True)
+    open("/tmp/moothall-site/pytest.py", "w").close()
+    os._exit(0)
+
+def test_b():
+    pass
+"""
+
+
+async def test_what_a_build_installs_is_on_the_path_and_no_runner_is_started_with_what_tests_put_there(tmp_path: Path) -> None:
+    build = ("sh", "-c", "mkdir -p /tmp/moothall-site && echo x = 1 > /tmp/moothall-site/installed.py")
+    checks = {"tests": PYTEST, "path": ("/env/bin/python", "-c", "import installed; print(installed.x)")}
+    async with local(tmp_path, {"test_a.py": PLANTS}) as house:
+        made = await house.preparer.prepare(house.base(setup=(("true",),), checks=checks, builds=(BuildStep(build),)))
+    assert made.runs["path"].output == "1\n"
+    assert made.runs["tests"].cases["test_a.py::test_a"] == "failed"
+    assert made.runs["tests"].cases["/tmp/moothall-site/pytest.py"] == "errored"
+    assert "test_a.py::test_b" not in made.runs["tests"].cases

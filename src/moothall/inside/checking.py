@@ -114,7 +114,7 @@ class Checking:
             if not checks.is_pytest(self._argv) or not self._is_cut_short(ended) or left() <= 0:
                 break
             self._stop(ended)
-            if written := _steering_file(self.cwd, self._begun):
+            if written := _steering_file(self.cwd, self._begun) or _written_file(checks.SITE, self._begun):
                 self._cases.tell(
                     written, cases.ERRORED, said="it steers the runner, was written while that ran, and is not run with"
                 )
@@ -204,6 +204,16 @@ def _steering_file(top: str, since: float) -> str:
             path = os.path.join(at, name)  # noqa: PTH118 - as above
             if (name in _STEER or name.endswith(".pth")) and os.lstat(path).st_ctime >= since:
                 return os.path.relpath(path, top)
+    return ""
+
+
+def _written_file(top: str, since: float) -> str:
+    """Return the first file below `top` that was written since, '' where there is none."""
+    for at, _, names in os.walk(top):
+        for name in names:
+            path = os.path.join(at, name)  # noqa: PTH118 - as above
+            if os.lstat(path).st_ctime >= since:
+                return path
     return ""
 
 

@@ -18,7 +18,8 @@ MISSING = "missing"
 PLUGINS = "/opt/moothall/plugins"
 """Where our reporters lie in a sandbox."""
 SITE = "/tmp/moothall-site"  # noqa: S108 - inside the sandbox
-"""Where a build installs a package that lies in no folder of the repository; on the path of Python before the environment."""
+"""Where a build installs a package that lies in no folder of the repository: on the path of Python, before the environment, of
+a project whose build names it."""
 INSTEAD = ".moothall-instead"
 """The folder of test files that take the place of others where they are run, and not on the disk: see `plugins/moothall_instead.py`, and
 `built` for what is compiled."""
@@ -233,7 +234,7 @@ def variables(
     found = {
         "MOOTHALL_REPORTS": folder,
         "MOOTHALL_CASE_SECONDS": f"{seconds:g}",
-        "PYTHONPATH": f"{plugins}:{SITE}",
+        "PYTHONPATH": plugins,
         "PYTEST_ADDOPTS": " ".join(pytest),
         "PYTEST_PLUGINS": "moothall_pytest",  # also where a command sets PYTEST_ADDOPTS itself
         "NODE_OPTIONS": f"--require={plugins}/moothall_node.cjs",

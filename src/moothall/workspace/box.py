@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import os
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from moothall.processes import start_process
 from moothall.repositories.changes import ChangeCaps
 from moothall.repositories.detect import GO_CACHE
 from moothall.repositories.objects import Change
+from moothall.repositories.profile import read_text
 from moothall.sandbox.bubblewrap import ENVIRONMENT, interpreter
 from moothall.workspace import boxlog
 from moothall.workspace.box_link import BoxLink
@@ -47,7 +49,13 @@ _RESOLVED = {
     "UV_PYTHON_DOWNLOADS": "never",
     "YARN_ENABLE_NETWORK": "0",
 }
-_PNPM = {"manage_package_manager_versions": "false", "package_manager_strict": "false", "verify_deps_before_run": "false"}
+_PNPM = {
+    "COREPACK_ROOT": f"{ENVIRONMENT}/corepack",  # pnpm then leaves its version to corepack, also where it is started alone
+    "pnpm_config_manage_package_manager_versions": "false",
+    "pnpm_config_verify_deps_before_run": "false",
+}
+_VERIFIES = "npm_config_verify_deps_before_run"
+"""What older pnpm reads. npm warns of it, so it is set only where the project asks pnpm to install before it runs."""
 _YARN = {"YARN_NODE_LINKER": "node-modules", "YARN_ENABLE_TELEMETRY": "0", "YARN_IGNORE_PATH": "1"}
 """As detected set-ups install: its own way of linking needs a cache that lies outside the repository."""
 _PROXIES = (
@@ -395,8 +403,11 @@ class Box(ABC):
             found["UV_PROJECT_ENVIRONMENT"] = ENVIRONMENT
         if env and os.path.lexists(env / "bin" / "yarn"):
             found |= _YARN
-        if env and os.path.lexists(env / "bin" / "pnpm"):  # npm would warn of variables that it does not know
-            found |= {f"{prefix}_config_{name}": value for prefix in ("npm", "pnpm") for name, value in _PNPM.items()}
+        if env and os.path.lexists(env / "bin" / "pnpm"):
+            found |= _PNPM
+            said = [read_text(self.place.tree[-1] / name) or "" for name in ("pnpm-workspace.yaml", ".npmrc")]
+            if re.search(r"verifyDepsBeforeRun|verify-deps-before-run", "".join(said)):
+                found[_VERIFIES] = "false"
         return found
 
     def _go_cache(self) -> str:

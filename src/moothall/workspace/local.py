@@ -199,13 +199,15 @@ class LocalWorkspace:
     ) -> dict[str, Any]:
         profile = self.base.profile
         variables = checks.variables(command, seconds=limit.case_seconds, cases=order.cases, apart=order.apart)
+        if any(checks.SITE in word for step in profile.builds for word in step.argv):
+            variables["PYTHONPATH"] += f":{checks.SITE}"
         told = {
             "name": name,
             "folder": profile.folders.get(name, ""),
             "seconds": limit.case_seconds,
             "reports": profile.reports.get(name, ()),
         }
-        async with self._built(limit.seconds) as (box, failed):
+        async with self._built(limit.seconds, order) as (box, failed):
             if failed is not None:
                 return failed
             return await box.request(
@@ -220,7 +222,7 @@ class LocalWorkspace:
             )
 
     @asynccontextmanager
-    async def _built(self, seconds: float) -> AsyncIterator[tuple[Box, dict[str, Any] | None]]:
+    async def _built(self, seconds: float, order: _CheckOrder) -> AsyncIterator[tuple[Box, dict[str, Any] | None]]:
         """Yield a box in which the files are built as they are now, and the answer of a build that failed.
 
         What a build leaves is no change of the workspace: it is done in a box beside, or taken back.
@@ -232,10 +234,10 @@ class LocalWorkspace:
         if isinstance(self._box, LocalBox):
             place = self._place_beside("build", self._limits)
             async with self._pool.start(place, beside=self._box) as box:
-                yield box, await self._build(box, steps, seconds)
+                yield box, await self._build(box, steps, seconds, order)
             return
         before = await self.changes()
-        yield self._box, await self._build(self._box, steps, seconds)
+        yield self._box, await self._build(self._box, steps, seconds, order)
         with suppress(PatchRefused):  # more than a patch can hold: what follows in this workspace says so
             if await self.changes() != before:
                 await self.restore(before)
@@ -251,11 +253,19 @@ class LocalWorkspace:
             return steps
         return tuple(step for step in steps if not step.sources or any(_is_source(step, path) for path in paths))
 
-    async def _build(self, box: Box, steps: Sequence[BuildStep], seconds: float) -> dict[str, Any] | None:
+    async def _build(self, box: Box, steps: Sequence[BuildStep], seconds: float, order: _CheckOrder) -> dict[str, Any] | None:
         """Run steps in order; return the first answer that is no success, as that of a check."""
         wall = max(seconds, self._settings.workspace.check_seconds)
         for step in steps:
-            answer = await box.request("build", wall_seconds=wall, argv=step.argv, env=box.variables(), folder=step.folder)
+            answer = await box.request(
+                "build",
+                wall_seconds=wall,
+                deadline=order.deadline,
+                patience=order.patience,
+                argv=step.argv,
+                env=box.variables(),
+                folder=step.folder,
+            )
             if answer.get("status") == "success" and answer.get("exit_code") == 0:
                 continue
             said = f"the build failed: {shlex.join(step.argv)}\n{answer.get('output') or answer.get('error') or ''}"

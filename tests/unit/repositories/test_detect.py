@@ -277,7 +277,12 @@ def test_the_version_of_the_package_manager_is_the_one_that_is_pinned(named: dic
 
 def test_scripts_that_call_corepack_find_what_is_pinned() -> None:
     package = {"scripts": {"test": "corepack pnpm run a"}, "packageManager": "pnpm@9.1.2"}
-    assert found({"package.json": json.dumps(package)}).steps[-1].argv == ("corepack", "install", "--global", "pnpm@9.1.2")
+    assert found({"package.json": json.dumps(package)}).steps[-1].argv[-3:] == ("install", "--global", "pnpm@9.1.2")
+
+
+def test_npm_runs_the_script_of_a_package_that_names_another_manager() -> None:
+    package = {"scripts": {"test": "pnpm run a"}, "devEngines": {"packageManager": {"name": "pnpm", "onFail": "error"}}}
+    assert found({"package.json": json.dumps(package)}).checks["tests"] == ("npm", "test", "--force")
 
 
 def test_the_package_manager_that_is_named_goes_first() -> None:
@@ -477,6 +482,15 @@ def test_compiled_code_is_built_again(files: dict[str, str], command: str) -> No
     assert any(command in step.argv[-1] and step.optional for step in one.steps), "set-up tries it"
     assert "*.c" in build.sources
     assert "x.c" in one.reads, "another commit with other sources is set up anew"
+
+
+def test_a_member_of_a_workspace_is_built_after_the_root_has_installed() -> None:
+    member = {"main": "dist/index.js", "scripts": {"test": "mocha", "build": "tsc"}}
+    files = {"package.json": json.dumps({"workspaces": ["packages/*"]}), "packages/a/package.json": json.dumps(member)}
+    one = found(files)
+    assert [step.folder for step in one.steps] == ["", "packages/a"]
+    assert "npm run --silent build" in one.steps[-1].argv[-1]
+    assert [build.folder for build in one.builds] == ["packages/a"]
 
 
 def test_meson_builds_with_what_it_was_installed_with() -> None:

@@ -9,12 +9,13 @@ from moothall.workspace.box import BoxSetup
 from moothall.workspace.localbox import LocalBox
 
 
-def variables(folder: Path, *programs: str, venv: bool = False) -> dict[str, str]:
+def variables(folder: Path, *programs: str, venv: bool = False, rc: str = "") -> dict[str, str]:
     env, tree = folder / "env", folder / "tree"
     for made in (env / "bin", tree / ".venv" if venv else tree):
         made.mkdir(parents=True)
     for name in programs:
         (env / "bin" / name).symlink_to("nowhere")
+    (tree / ".npmrc").write_text(rc, encoding="utf-8")
     place = BoxSetup("key", (tree,), env=env)
     return LocalBox(place, folder / "box", Settings(data_dir=folder), folder, ()).variables()
 
@@ -24,13 +25,19 @@ def test_no_package_manager_looks_for_another_version(tmp_path: Path) -> None:
     assert found["COREPACK_ENABLE_NETWORK"] == "0"
     assert found["COREPACK_HOME"] == "/env/corepack"
     assert found["YARN_NODE_LINKER"] == "node-modules"
-    assert found["npm_config_manage_package_manager_versions"] == "false"
+    assert found["COREPACK_ROOT"] == "/env/corepack"
+    assert "npm_config_verify_deps_before_run" not in found, "npm warns of it"
     assert found["pnpm_config_verify_deps_before_run"] == "false"
     assert (found["UV_NO_SYNC"], found["UV_OFFLINE"], found["UV_PROJECT_ENVIRONMENT"]) == ("1", "1", "/env")
 
 
 def test_npm_is_not_given_what_pnpm_alone_knows(tmp_path: Path) -> None:
-    assert not [name for name in variables(tmp_path) if "manage_package" in name or name == "YARN_NODE_LINKER"]
+    assert not [name for name in variables(tmp_path) if "manage_package" in name or name in {"COREPACK_ROOT", "YARN_NODE_LINKER"}]
+
+
+def test_pnpm_does_not_install_before_it_runs(tmp_path: Path) -> None:
+    found = variables(tmp_path, "pnpm", rc="verify-deps-before-run=install\n")
+    assert found["npm_config_verify_deps_before_run"] == "false"
 
 
 def test_an_environment_of_uv_that_set_up_made_is_kept(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from moothall.domain.repository import BuildStep, SetupStep
 from moothall.repositories.detect import node, others
 from moothall.repositories.detect import python as pythons
+from moothall.repositories.detect.builds import tries_build
 from moothall.repositories.detect.project import FoundProject, Project, strings, table
 from moothall.repositories.patch_rules import matches
 
@@ -73,7 +74,8 @@ def detect(files: Collection[str], texts: Mapping[str, str], most: int = MOST_PR
             continue
         one = _of(project, (), named, crates)
         if one and "tests" in one.checks:
-            found[project.folder] = replace(one, steps=()) if member else one
+            steps = tuple(step for step in one.steps if tries_build(step)) if member else one.steps
+            found[project.folder] = replace(one, steps=steps)
     below = tuple(found)
     if len(found) > most:
         left = list(found)[most:]

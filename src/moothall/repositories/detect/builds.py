@@ -27,6 +27,7 @@ _EXTENSIONS = re.compile(
     r"ext_modules|\bExtension\(|cythonize|cffi_modules|rust_extensions|Pybind11Extension|pybind11_add_module|build_clib"
 )
 _VERSION_OF_GIT = ("SETUPTOOLS_SCM_PRETEND_VERSION", "PBR_VERSION")
+_MARK = "/env/.builds-"
 _SCRIPTS = ("/setup.py", "meson.build", "meson.options", "meson_options.txt", "binding.gyp", "*.gypi", "CMakeLists.txt")
 _HEADERS = (
     f"export npm_config_devdir={NODE_HEADERS}; "
@@ -134,8 +135,13 @@ def _products(project: Project, package: Mapping[str, Any]) -> list[str]:
     return [folder for folder in dict.fromkeys(found) if not any(path.startswith(f"{folder}/") for path in project.files)]
 
 
+def tries_build(step: SetupStep) -> bool:
+    """Whether a step of a set-up tries a build: it is needed also where another project installs the dependencies."""
+    return _MARK in step.argv[-1]
+
+
 def _tried(command: str, folder: str, sources: tuple[str, ...]) -> tuple[SetupStep, BuildStep]:
     """Return the step of a set-up that tries a command, and the build that runs it where it went well."""
-    mark = f"/env/.builds-{re.sub(r'[^a-z0-9]+', '-', folder.lower()) or 'root'}"
+    mark = f"{_MARK}{re.sub(r'[^a-z0-9]+', '-', folder.lower()) or 'root'}"
     probe = SetupStep(("sh", "-c", f"({command}) && touch {mark}"), folder, optional=True)
     return probe, BuildStep(("sh", "-c", f"[ ! -e {mark} ] || ({command})"), folder, sources)

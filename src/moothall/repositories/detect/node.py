@@ -51,6 +51,8 @@ def node(project: Project) -> FoundProject | None:
     package = project.json("package.json")
     scripts = {name: text for name, text in table(package, "scripts").items() if isinstance(text, str)}
     tests = _tests(scripts, around_members=_around_members(project))
+    if tests[:2] in {("npm", "test"), ("npm", "run")} and _refuses_npm(package):
+        tests = (*tests[:2], "--force", *tests[2:])
     checks = {"tests": tests} if tests else {}
     lint = next((name for name in ("lint", "eslint", "test:lint") if _LINTS.search(scripts.get(name, ""))), "")
     if tests and lint:
@@ -100,6 +102,11 @@ def _manager(project: Project, package: Mapping[str, object]) -> tuple[str, str]
     if manager == "npm" and ".yarnrc.yml" in project.files:
         manager = "yarn"
     return manager, ""
+
+
+def _refuses_npm(package: Mapping[str, object]) -> bool:
+    """Whether npm would refuse to run a script because the package names another package manager."""
+    return str(table(package, "devEngines", "packageManager").get("name", "npm")) != "npm"
 
 
 def _steps(project: Project, package: Mapping[str, object], manager: str, version: str, lock: str) -> Iterator[SetupStep]:
@@ -160,7 +167,9 @@ def _yarn(project: Project, version: str, plain: SetupStep) -> Iterator[SetupSte
 def _corepack(scripts: Mapping[str, str], manager: str, version: str, folder: str) -> Iterator[SetupStep]:
     """Yield what fetches the pinned package manager for scripts that call it by corepack."""
     if version and any(re.search(r"\bcorepack\b", script) for script in scripts.values()):
-        yield SetupStep(("corepack", "install", "--global", f"{manager}@{version}"), folder, optional=True)
+        # Its built-in keys grow old; what npm installs here is not signed for it either.
+        argv = ("env", "COREPACK_INTEGRITY_KEYS=0", "corepack", "install", "--global", f"{manager}@{version}")
+        yield SetupStep(argv, folder, optional=True)
 
 
 def _global(package: str, folder: str) -> SetupStep:
