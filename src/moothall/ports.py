@@ -242,9 +242,11 @@ class Workspace(Protocol):
         apart: Sequence[str] = (),
         *,
         alone: bool = False,
+        seconds: float = 0.0,
     ) -> CheckRun:
         """Run a check of the profile, narrowed to test files or to cases of an earlier run where its runner can be narrowed. The Python
-        modules of the files `apart` run in a process of their own, which sees no test. `alone`: while no other command runs on its machine.
+        modules of the files `apart` run in a process of their own, which sees no test. `alone`: while no other command runs on its machine. It is
+        stopped after `seconds`, if any are said; they begin when it does.
         """
         ...
 

@@ -170,3 +170,15 @@ async def test_checks_at_once_of_three_processes_all_pass_as_those_of_three_host
     ]
     said = [(await process.communicate())[0].decode().split() for process in processes]
     assert said == [["passed"] * 8] * 3
+
+
+async def test_the_seconds_of_a_check_begin_when_it_has_a_slot(tmp_path: Path) -> None:
+    async with local(tmp_path, {"a.txt": ""}, cores=1) as house:
+        quick = await house.prepared({"tests": python("import time; time.sleep(2)")})
+        endless = await house.prepared({"tests": python("import time; time.sleep(600)")})
+        async with house.workspaces.open(quick, "quick") as one, house.workspaces.open(endless, "endless") as other:
+            runs = await asyncio.gather(
+                *(one.check("tests", seconds=30), one.check("tests", seconds=30)), other.check("tests", seconds=3)
+            )
+    assert [run.status for run in runs] == ["success", "success", "timeout"]
+    assert runs[-1].output.startswith("tests hit the limit of 3 s")

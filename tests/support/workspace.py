@@ -205,9 +205,10 @@ class TempWorkspace:
         apart: Sequence[str] = (),
         *,
         alone: bool = False,
+        seconds: float = 0.0,
     ) -> CheckRun:
         """Run a check of the profile with a real command, or remember what it said of the same tree. Two processes are a sandbox's."""
-        del alone
+        del alone, seconds
         argv = self.prepared.base.profile.checks.get(name)
         if argv is None or apart:
             return CheckRun(name, Verdict.MISSING)

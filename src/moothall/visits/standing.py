@@ -100,10 +100,12 @@ class StandingWorkspace:
         apart: Sequence[str] = (),
         *,
         alone: bool = False,
+        seconds: float = 0.0,
     ) -> CheckRun:
         """Run one of the profile's checks."""
         async with self._turn:
-            return await (await asyncio.shield(self._opened)).check(name, paths, deadline, cases, apart, alone=alone)
+            workspace = await asyncio.shield(self._opened)
+            return await workspace.check(name, paths, deadline, cases, apart, alone=alone, seconds=seconds)
 
     async def patch(self, message: str) -> Patch:
         """Commit all changes so far."""

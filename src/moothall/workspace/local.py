@@ -171,6 +171,7 @@ class LocalWorkspace:
         apart: Sequence[str] = (),
         *,
         alone: bool = False,
+        seconds: float = 0.0,
     ) -> CheckRun:
         """Run one of the profile's checks. See `ports.Workspace`."""
         argv = self.base.profile.checks.get(name)
@@ -178,6 +179,8 @@ class LocalWorkspace:
             known = ", ".join(self.base.profile.checks) or "none"
             return CheckRun(name, Verdict.MISSING, output=f"no check {name!r} is configured; there are: {known}", status="error")
         limit = limits.limit(self._settings.workspace, self.prepared, name)
+        if 0 < seconds < limit.seconds:
+            limit = replace(limit, seconds=seconds, why="as long as it may take here")
         if deadline and seconds_until(deadline) <= 0:
             return CheckRun(name, Verdict.ERRORED, output="the deadline had passed before the check", status="timeout")
         folder = self.base.profile.folders.get(name, "")

@@ -51,7 +51,9 @@ class BoxPool:
         self._shown = tuple(shown)
         self._make = make or self._on_this_machine
         self.layout = Layout(settings.data_dir)
-        self._slots = None if make else Slots(slots_folder(settings.data_dir / "slots"), settings.sandbox.cores or cores() + 1)
+        self._slots = (
+            None if make else Slots(lambda: slots_folder(settings.data_dir / "slots"), settings.sandbox.cores or cores() + 1)
+        )
         self._instance = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._folder = self.layout.run / self._instance
         self._spares: OrderedDict[str, list[Box]] = OrderedDict()

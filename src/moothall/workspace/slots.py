@@ -14,7 +14,7 @@ import itertools
 import os
 import stat
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -75,18 +75,24 @@ class _Turn:
 class Slots:
     """The slots of this machine, as one process takes them. Belongs to one event loop.
 
-    `count`: how many commands run at a time. Processes with other counts share the files: each looks at the first `count`.
+    `find_folder` returns where the files lie, and makes the folder. `count`: how many commands run at a time. Processes with other counts share
+    the files: each looks at the first `count`.
     """
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, find_folder: Callable[[], Path], count: int) -> None:
         self.count = count
-        self._folder = folder
+        self._find_folder = find_folder
+        self._folder = find_folder()
         self._turns: list[_Turn] = []
         self._held: set[int] = set()
         self._freed = asyncio.Event()
         self._beating: asyncio.TimerHandle | None = None
-        self._queue_file = folder / f"{_WAITING}{os.getpid()}-{os.urandom(4).hex()}"
+        self._queue_name = f"{_WAITING}{os.getpid()}-{os.urandom(4).hex()}"
         self._told = 0.0
+
+    @property
+    def _queue_file(self) -> Path:
+        return self._folder / self._queue_name
 
     @asynccontextmanager
     async def hold(self, since: float = 0.0, *, alone: bool = False) -> AsyncIterator[Slot]:
@@ -107,8 +113,10 @@ class Slots:
         with off_the_clock(), metrics.SLOT_SECONDS.time():
             taken = await self._wait(since, alone=alone)
             try:
-                while alone and not self._lock_all(taken):  # noqa: ASYNC110 - it happens in another process
+                while taken and alone and not self._lock_all(taken):  # noqa: ASYNC110 - it happens in another process
                     await asyncio.sleep(_POLL_SECONDS)
+            except OSError as error:
+                _log.warning("a command does not run alone", folder=str(self._folder), reason=str(error))
             except BaseException:
                 self.free(taken)
                 raise
@@ -121,7 +129,7 @@ class Slots:
         try:
             while True:
                 first = self._turns[0] is turn
-                if first and (taken := self._try_take(since, alone=alone)):
+                if first and (taken := self._attempt(since, alone=alone)) is not None:
                     return taken
                 self._freed.clear()
                 with suppress(TimeoutError):
@@ -130,21 +138,33 @@ class Slots:
         finally:
             self._turns.remove(turn)
             if not self._turns:
-                self._queue_file.unlink(missing_ok=True)
+                with suppress(OSError):
+                    self._queue_file.unlink(missing_ok=True)
                 self._told = 0.0
             self._freed.set()
 
-    def _try_take(self, since: float, *, alone: bool) -> dict[str, int]:
-        """Take a slot, or the lock of who wants to be alone; nothing if none is free or an older command waits elsewhere."""
-        if self._older_waits(since):
+    def _attempt(self, since: float, *, alone: bool) -> dict[str, int] | None:
+        """Try to take a slot. None: wait. What cannot be counted, as on a full disk, runs without a slot."""
+        try:
+            return self._try_take(since, alone=alone)
+        except FileNotFoundError:  # the folder was cleared away
+            self._folder, self._told = self._find_folder(), 0.0
+            return None
+        except OSError as error:
+            _log.warning("a command runs without a slot", folder=str(self._folder), reason=str(error))
             return {}
+
+    def _try_take(self, since: float, *, alone: bool) -> dict[str, int] | None:
+        """Take a slot, or the lock of who wants to be alone; None if none is free or an older command waits elsewhere."""
+        if self._older_waits(since):
+            return None
         lock = self._lock(_ALONE)
         if lock < 0 and (alone or not self._stands_still(_ALONE)):
-            return {}
+            return None
         if alone:
             return {_ALONE: lock}
         try:
-            return self._lock_one()
+            return self._lock_one() or None
         finally:
             self._unlock(lock)
 

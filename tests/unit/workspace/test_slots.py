@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import textwrap
@@ -22,7 +23,7 @@ HOLDS = textwrap.dedent("""
     from moothall.workspace.slots import Slots, queued_since
 
     async def main() -> None:
-        slots = Slots(Path(sys.argv[1]), int(sys.argv[2]))
+        slots = Slots(lambda: Path(sys.argv[1]), int(sys.argv[2]))
         with queued_since(float(sys.argv[3])):
             async with slots.hold():
                 print("has it", flush=True)
@@ -30,6 +31,14 @@ HOLDS = textwrap.dedent("""
 
     asyncio.run(main())
 """)
+
+
+def slots_in(folder: Path, count: int) -> Slots:
+    def find() -> Path:
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    return Slots(find, count)
 
 
 @asynccontextmanager
@@ -75,7 +84,7 @@ async def hold_until(free: asyncio.Event, slots: Slots, *, alone: bool = False) 
 
 
 async def test_as_many_run_at_a_time_as_there_are_slots(tmp_path: Path) -> None:
-    one, other = Slots(tmp_path, 2), Slots(tmp_path, 2)
+    one, other = slots_in(tmp_path, 2), slots_in(tmp_path, 2)
     running, most = 0, 0
 
     async def work(slots: Slots) -> None:
@@ -92,7 +101,7 @@ async def test_as_many_run_at_a_time_as_there_are_slots(tmp_path: Path) -> None:
 
 
 async def test_the_oldest_deliberation_goes_first(tmp_path: Path) -> None:
-    slots, order = Slots(tmp_path, 1), []
+    slots, order = slots_in(tmp_path, 1), []
 
     async def work(since: float) -> None:
         with queued_since(since):
@@ -107,7 +116,7 @@ async def test_the_oldest_deliberation_goes_first(tmp_path: Path) -> None:
 
 
 async def test_an_older_command_of_another_process_goes_first(tmp_path: Path) -> None:
-    slots, free = Slots(tmp_path, 1), asyncio.Event()
+    slots, free = slots_in(tmp_path, 1), asyncio.Event()
     free.set()
     async with other_process(tmp_path, 1, 10.0) as other:
         with queued_since(20.0):
@@ -123,7 +132,7 @@ async def test_an_older_command_of_another_process_goes_first(tmp_path: Path) ->
 
 
 async def test_the_slot_of_a_process_that_is_killed_is_free(tmp_path: Path) -> None:
-    slots, free = Slots(tmp_path, 1), asyncio.Event()
+    slots, free = slots_in(tmp_path, 1), asyncio.Event()
     free.set()
     async with other_process(tmp_path, 1, 10.0) as other:
         await has_it(other)
@@ -135,7 +144,7 @@ async def test_the_slot_of_a_process_that_is_killed_is_free(tmp_path: Path) -> N
 
 
 async def test_a_process_that_stands_still_holds_nobody_up(tmp_path: Path) -> None:
-    slots = Slots(tmp_path, 1)
+    slots = slots_in(tmp_path, 1)
     async with other_process(tmp_path, 1, 10.0) as other:
         await has_it(other)
         other.send_signal(signal.SIGSTOP)
@@ -149,7 +158,7 @@ async def test_a_process_that_stands_still_holds_nobody_up(tmp_path: Path) -> No
 
 
 async def test_who_waits_may_give_up(tmp_path: Path) -> None:
-    slots = Slots(tmp_path, 1)
+    slots = slots_in(tmp_path, 1)
     async with slots.hold():
         for alone in (False, True):
             waiting = asyncio.create_task(hold_until(asyncio.Event(), slots, alone=alone))
@@ -163,7 +172,7 @@ async def test_who_waits_may_give_up(tmp_path: Path) -> None:
 
 
 async def test_who_is_alone_waits_for_all_and_holds_all_up(tmp_path: Path) -> None:
-    one, other, said = Slots(tmp_path, 2), Slots(tmp_path, 3), []
+    one, other, said = slots_in(tmp_path, 2), slots_in(tmp_path, 3), []
 
     async def alone(name: str, slots: Slots) -> None:
         async with slots.hold(alone=True):
@@ -188,7 +197,7 @@ async def test_who_is_alone_waits_for_all_and_holds_all_up(tmp_path: Path) -> No
 
 
 async def test_a_slot_that_is_left_is_another_s_meanwhile(tmp_path: Path) -> None:
-    slots = Slots(tmp_path, 1)
+    slots = slots_in(tmp_path, 1)
     async with slots.hold() as slot:
         slot.leave()
         async with slots.hold():
@@ -200,7 +209,7 @@ async def test_a_slot_that_is_left_is_another_s_meanwhile(tmp_path: Path) -> Non
 
 
 async def test_what_waits_for_a_slot_does_not_use_its_time_up(tmp_path: Path) -> None:
-    slots = Slots(tmp_path, 1)
+    slots = slots_in(tmp_path, 1)
     free = asyncio.Event()
     holding = asyncio.create_task(hold_until(free, slots))
     await asyncio.sleep(0)
@@ -222,3 +231,21 @@ def test_the_folder_of_slots_is_the_user_s_own(tmp_path: Path) -> None:
     folder = slots_folder(tmp_path / "slots")
     assert folder.stat().st_uid == os.geteuid()
     assert folder.stat().st_mode & 0o077 == 0
+
+
+async def test_a_folder_that_is_cleared_away_is_made_again(tmp_path: Path) -> None:
+    slots = slots_in(tmp_path / "slots", 1)
+    for _ in range(2):
+        async with slots.hold():
+            pass
+        async with slots.hold(alone=True):
+            pass
+        await asyncio.to_thread(shutil.rmtree, tmp_path / "slots")
+
+
+async def test_what_cannot_be_counted_runs_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    slots = Slots(lambda: tmp_path / "file", 1)
+    for alone in (False, True):
+        async with slots.hold(alone=alone), slots.hold():
+            pass

@@ -7,7 +7,6 @@ import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from moothall.council.metering import watch_check
@@ -104,13 +103,17 @@ class FreshRuns:
             )
 
             async def check(workspace: Workspace, check: str) -> CheckRun:
-                deadline = self.d.deadline
-                if seconds:
-                    deadline = min(deadline, datetime.now(UTC) + timedelta(seconds=seconds))
                 with watch_check(label or check, called) as noted:
-                    return noted(
-                        await workspace.check(check, paths=paths, cases=some[check], deadline=deadline, apart=apart, alone=alone)
+                    ran = await workspace.check(
+                        check,
+                        paths=paths,
+                        cases=some[check],
+                        deadline=self.d.deadline,
+                        apart=apart,
+                        alone=alone,
+                        seconds=seconds,
                     )
+                    return noted(ran)
 
             return await self._run_in(opening, some, check)
 
