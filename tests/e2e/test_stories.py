@@ -57,13 +57,33 @@ async def test_a_house_of_two_tenants(own: Command) -> None:
         council = (await again.stub().ListCouncils(pb.ListCouncilsRequest(include_agents=True))).councils[0]
         assert [agent.agent_id for agent in council.agents] == ["agent-dev-001", "specialist"]
         await _figures_are_true(again, deliberations=6)
-        # The plan goes on after the restart: its first task ends without a winner, so the second is never asked for.
+        # The plan goes on after the restart: its first task ends without a winner, so the second cannot start, and says why.
+        pending = await again.stub().GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=held))
+        assert pending.status == pb.DELIBERATION_STATUS_PENDING
         await again.stub().CancelDeliberation(pb.CancelDeliberationRequest(task_id=waiting))
         assert (await decided(again.stub(), waiting)).status == pb.DELIBERATION_STATUS_CANCELLED
         finished = await _finished(again, "story-2")
         assert finished == {waiting: "CANCELLED", held: "SKIPPED"}
-        with pytest.raises(grpc.aio.AioRpcError):
-            await again.stub().GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=held))
+        skipped = await decided(again.stub(), held)
+        assert skipped.status == pb.DELIBERATION_STATUS_FAILED
+        assert f"not started: {waiting}, whose work it builds on, has no winner" in skipped.error_message
+        await _what_cannot_start_is_not_processed(again)
+
+
+async def _what_cannot_start_is_not_processed(house: Served) -> None:
+    def moved(story: str, **metadata: str) -> pb.ProcessPlanningEventRequest:
+        told = {"title": "A text", "brief": "Write a HAIKU", "roles": "dev", **metadata}
+        return pb.ProcessPlanningEventRequest(event_type="story.transitioned", case_id=story, to_state="PLANNING", metadata=told)
+
+    outside = str(house.command.data_dir.parent)
+    for repository, reason in (("no-such", "no repository 'no-such'"), (outside, "is not below an allowed root")):
+        answer = await house.stub().ProcessPlanningEvent(moved("story-3", repository=repository))
+        assert (answer.processed, list(answer.derived_task_ids)) == (False, [])
+        assert reason in answer.message
+    await house.stub().DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))
+    answer = await house.stub().ProcessPlanningEvent(moved("story-4"))
+    assert not answer.processed
+    assert "the dev council was deleted" in answer.message
 
 
 async def _a_seed_era_client_gets_an_answer(house: Served) -> None:
