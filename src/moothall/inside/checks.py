@@ -148,6 +148,8 @@ def _split(argv: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _pytest(argv: tuple[str, ...], paths: Sequence[str], keyword: str) -> tuple[str, ...]:
     before, after = _split(_safe(argv))
+    if before[1:2] == ("run",) and _program(before[0]) == "poetry":
+        before = (*before[:2], "--", *before[2:])  # or it takes the next '--' for its own
     options = ("-q", "--rootdir=.", *((f"-k={keyword}",) if keyword else ()))
     return (*before, *options, "--", *(_operands(paths) if paths else after))
 

@@ -129,5 +129,11 @@ def test_a_label_of_django_begins_in_the_folder_where_it_runs() -> None:
     assert command(words, ("web/app1/tests.py",))[-1] == "app1.tests"
 
 
+def test_poetry_leaves_the_options_of_pytest_to_it() -> None:
+    argv = ("poetry", "run", "pytest", "-x")
+    assert command(argv) == ("poetry", "run", "--", "pytest", "-x", "-q", "--rootdir=.", "--")
+    assert is_pytest(command(argv))
+
+
 def test_another_command_of_django_is_run_as_it_is() -> None:
     assert command(("python", "manage.py", "check")) == ("python", "manage.py", "check")
