@@ -17,17 +17,19 @@ from contextlib import suppress
 from pathlib import Path
 
 _SECONDS = 30.0
+_TITLE = b"ray::"
 
 
 def find_processes(directory: str) -> Iterator[int]:
-    """Yield the other processes whose command line or environment names the directory, or that have a file of it open: Ray's agents
-    write a title over what they name.
+    """Yield the other processes whose command line or environment names the directory, and Ray's own that have a file of it open:
+    they write a title over what they name. The owner has files open there too, and so may a person who reads a log.
     """
     for folder in Path("/proc").glob("[0-9]*"):
         pid = int(folder.name)
         try:
-            said = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
-            if pid != os.getpid() and (os.fsencode(directory) in said or _has_open(folder, f"{directory}/")):
+            command = (folder / "cmdline").read_bytes()
+            is_named = os.fsencode(directory) in command + (folder / "environ").read_bytes()
+            if pid != os.getpid() and (is_named or (command.startswith(_TITLE) and _has_open(folder, f"{directory}/"))):
                 yield pid
         except OSError:
             continue  # it has ended, or is not ours

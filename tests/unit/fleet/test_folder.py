@@ -23,7 +23,8 @@ async def main():
         (folder / "session").mkdir()
         log = open(folder / "session" / "agent.log", "wb") if sys.argv[1] == "open" else None
         named = [f"--temp-dir={folder}"] if sys.argv[1] == "named" else []
-        agent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *named], stdout=log, start_new_session=True)
+        command = ["ray::Agent" if log else "agent", "-c", "import time; time.sleep(600)", *named]
+        agent = subprocess.Popen(command, executable=sys.executable, stdout=log, start_new_session=True)
         print(folder, agent.pid, flush=True)
         await asyncio.Event().wait()
 
@@ -54,13 +55,35 @@ async def test_at_a_quiet_end_the_directory_goes_and_strangers_stay() -> None:
     async with ray_folder() as folder:
         assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
         folder.chmod(0o777)  # as Ray does
-        stranger = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", "import time; time.sleep(600)", f"{folder.parent}"[:-3]
-        )
+        sleeping = ("-c", "import time; time.sleep(600)")
+        stranger = await asyncio.create_subprocess_exec(sys.executable, *sleeping, f"{folder.parent}"[:-3])
+        (folder / "driver.log").touch()
+        with (folder / "driver.log").open("rb") as log:  # as a person does who reads it
+            reader = await asyncio.create_subprocess_exec(sys.executable, *sleeping, stdin=log)
     assert not folder.parent.exists()
-    assert stranger.returncode is None
-    stranger.send_signal(signal.SIGKILL)
-    await stranger.wait()
+    for other in (stranger, reader):
+        assert other.returncode is None
+        other.send_signal(signal.SIGKILL)
+        await other.wait()
+
+
+OPEN_OWNER = """
+import asyncio
+from moothall.fleet.folder import ray_folder
+
+async def main():
+    async with ray_folder() as folder:
+        log = open(folder / "driver.log", "wb")
+    print("ended by itself", flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_an_owner_that_has_a_log_there_open_ends_by_itself() -> None:
+    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", OPEN_OWNER, stdout=asyncio.subprocess.PIPE)
+    out, _ = await owner.communicate()
+    assert (owner.returncode, out) == (0, b"ended by itself\n")
 
 
 def test_directories_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path) -> None:
