@@ -437,6 +437,12 @@ def test_django_without_pytest_is_tested_by_its_own_runner(files: dict[str, str]
     assert " ".join(found(files).checks["tests"]) == tests
 
 
+def test_what_django_in_a_folder_needs_is_installed_from_there() -> None:
+    inner = {"backend/manage.py": "", "backend/web/settings.py": "", "backend/app/tests.py": "", "backend/requirements.txt": ""}
+    assert found({"README.md": "", **inner}).steps[0].argv[-3:] == ("pytest", "-r", "backend/requirements.txt")
+    assert "backend/requirements.txt" in found(inner).reads
+
+
 def test_no_candidate_changes_what_starts_the_tests_of_django() -> None:
     assert "manage.py" in found({**WEB, "manage.py": MANAGE}).protected
 

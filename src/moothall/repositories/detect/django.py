@@ -42,6 +42,11 @@ def own_runner_files(command: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(word for word in command if word in {"manage.py", "runtests.py"})
 
 
+def run_in(command: tuple[str, ...]) -> str:
+    """Return the folder in which such a command runs, '' for the project's own."""
+    return next((word.removeprefix("--chdir=") for word in command if word.startswith("--chdir=")), "")
+
+
 def _manage(project: Project) -> tuple[str, ...]:
     """Return the command of a project with Django's manage.py, at its top or in a folder below."""
     if "manage.py" in project.files and "django" in project.texts.get("manage.py", ""):

@@ -10,7 +10,7 @@ from typing import Any
 from moothall.domain.repository import SetupStep
 from moothall.inside.checks import PLUGINS
 from moothall.repositories.detect.builds import Built, python_built
-from moothall.repositories.detect.django import configures_pytest, django_command, own_runner_files
+from moothall.repositories.detect.django import configures_pytest, django_command, own_runner_files, run_in
 from moothall.repositories.detect.groups import extras, groups, plugins, requirement_files, runtime
 from moothall.repositories.detect.literals import setup_keyword, setup_requirements
 from moothall.repositories.detect.project import FoundProject, Project, join_inside, strings, table
@@ -71,7 +71,7 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, Project])
     built = (python_built(project, pyproject, PIP, versioned=versioned) if installed else None) or Built()
     return FoundProject(
         steps=(
-            *_steps(project, pyproject, local),
+            *_steps(project, pyproject, local, run_in(tests)),
             *built.steps,
             *((SetupStep((*PIP, "ruff"), project.folder, optional=True),) if lint else ()),
         ),
@@ -89,10 +89,10 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, Project])
     )
 
 
-def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Mapping[str, str]) -> tuple[SetupStep, ...]:
+def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Mapping[str, str], inner: str) -> tuple[SetupStep, ...]:
     """Return one installation of everything, so that one resolution sees all of it; piece by piece where that fails.
 
-    `siblings` are other projects of the repository, name → folder.
+    `siblings` are other projects of the repository, name → folder; `inner` is the folder that the tests run in, '' for its own.
     """
     tool = table(pyproject, "tool")
     installable = ("build-system" in pyproject or "setup.py" in project.files or "setup.cfg" in project.files) and table(
@@ -107,6 +107,8 @@ def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Mapping[str
         needed += ["-r", "requirements.txt"]
     elif "requirements.txt" in project.files:
         wanted = {"requirements.txt": ("-r", "requirements.txt"), **wanted}
+    if inner and f"{inner}/requirements.txt" in project.files:
+        needed += ["-r", f"{inner}/requirements.txt"]
     config = "\n".join(text for name, text in project.texts.items() if name in _CONFIGURED)
     if missing := [name for name in plugins(config) if not any(name in words for words in wanted.values())]:
         wanted["pytest's options"] = tuple(missing)
