@@ -22,6 +22,8 @@ from moothall.services.protos import services_of
 
 _KEEPALIVE_TIMEOUT_MS = 20_000
 _PING_INTERVAL_MS = 10_000
+_ARRIVED_SECONDS = 0.1
+"""Time to accept calls that have already arrived: gRPC ends those with CANCELLED when the server stops, and no client retries that."""
 _LAST_SECONDS = 1.0
 """What the last answers get to be sent."""
 
@@ -85,6 +87,7 @@ async def grpc_server(
         await checkup.enter_graceful_shutdown()
         await asyncio.sleep(leave_seconds)
         doors.stopping.set()
+        await asyncio.sleep(_ARRIVED_SECONDS)
         stopped = asyncio.ensure_future(server.stop(settings.grace_seconds + FAREWELL_SECONDS))
         await calls.end(settings.grace_seconds, stopped)
         await server.stop(_LAST_SECONDS)

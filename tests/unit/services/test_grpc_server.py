@@ -7,9 +7,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -167,6 +170,20 @@ async def test_a_call_that_waits_for_longer_is_told_to_ask_again_and_what_it_ask
         await answer
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert not (await desk.result("task-1", TOKENS[TOKEN])).status.ended
+
+
+async def test_calls_that_arrive_while_a_stopping_server_is_busy_are_answered(desk: MemoryDesk) -> None:
+    headers = (("authorization", f"Bearer {TOKEN}"),)
+    with ThreadPoolExecutor(4) as pool:
+        async with serving(desk) as house:
+            await house.client.GetStatus(pb.GetStatusRequest())
+            channel = grpc.insecure_channel(house.server.target)
+            await asyncio.to_thread(grpc.channel_ready_future(channel).result, 10)
+            ask: Any = channel.unary_unary(f"/{SERVICE}/GetStatus")
+            calls = [pool.submit(ask, b"", timeout=20, metadata=headers) for _ in range(4)]
+            time.sleep(0.5)  # the server's loop is busy while they arrive, and stops right after
+        assert [await asyncio.to_thread(call.exception, 20) for call in calls] == [None] * 4
+        channel.close()
 
 
 class _SlowDesk(MemoryDesk):
