@@ -98,7 +98,7 @@ async def test_each_node_has_a_host_also_one_that_joins_and_work_goes_on_without
             async with asyncio.timeout(120):
                 while len(left := await hosts(command)) != 2:
                     await asyncio.sleep(0.5)
-            assert not gone.is_running()
+            assert await all_gone([gone]) == []
             assert "host-3" in left
             done = await command("deliberate", "--repo", str(repo), "--json", TASK, seconds=300)
         assert done.code == 0, done.err
