@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from moothall.domain.budget import Usage
 
-ReplyMode = Literal["json", "blocks"]
+ReplyMode = Literal["tools", "json", "blocks"]
+"""How a model calls tools: natively, in a JSON object that a schema constrains, or in tagged blocks of text."""
 
 
 Likely = tuple[tuple[str, float], ...]
@@ -17,11 +18,34 @@ Likely = tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """One message of a conversation."""
+class FunctionTool:
+    """A tool offered to the model. `parameters` is the JSON schema of its arguments, an object."""
 
-    role: Literal["system", "user", "assistant"]
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCall:
+    """A native tool call. `arguments` is the text that the model wrote, usually a JSON object."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation. `calls`: the native calls of an assistant's message. `call_id`: the call that a tool's message answers.
+    `reasoning`: what the server returned of an assistant's reasoning, as JSON, to be sent back unchanged.
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
     content: str
+    calls: tuple[FunctionCall, ...] = ()
+    call_id: str = ""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +69,7 @@ class ChatRequest:
     seed: int = 0
     stop: tuple[str, ...] = ()
     tenant: str = ""
+    tools: tuple[FunctionTool, ...] = ()
     scored: bool = False
     """Whether it ends in a number of which the server is asked how likely others were."""
 
@@ -60,12 +85,15 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """A complete answer; `finish_reason` length means that it was cut."""
+    """A complete answer, possibly an empty one; `finish_reason` length means that it was cut."""
 
     text: str
     finish_reason: str
     usage: Usage
     model: str = ""
     duration_ms: int = 0
+    calls: tuple[FunctionCall, ...] = ()
+    reasoning: str = ""
+    """The server's reasoning items as JSON; they are stored and sent back, never read."""
     digits: tuple[Likely, ...] = ()
     """Of the last number in it, token by token, what might have stood there; empty where the server does not tell."""
