@@ -25,7 +25,7 @@ from moothall.council.prompting.text import tokens
 from moothall.council.recording import REMOTE, NamedModel, RecordedModel, Recording
 from moothall.council.turnstile import Turnstile
 from moothall.domain.budget import Ledger
-from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode, ReplySchema
+from moothall.domain.chat import ChatReply, ChatRequest, Message, ModelDescription, ReplyMode, ReplySchema
 from moothall.domain.ids import seed_of
 from moothall.domain.proposal import Review, SeatStatus
 from moothall.domain.repository import Prepared
@@ -233,13 +233,26 @@ def _remote(d: Deliberation, parts: Parts, seats: Mapping[str, NamedModel]) -> M
 
 
 async def _common_mode(models: Iterable[NamedModel]) -> ReplyMode:
-    """Return json where all that answer reply so. Raises what the first that does not answer raised where none does."""
+    """Return the best way of replying that all who answer know. Raises what the first that does not answer raised where none does."""
     found = await asyncio.gather(*(one.model.reply_mode() for one in models), return_exceptions=True)
     wrong = [one for one in found if isinstance(one, BaseException)]
     for error in wrong:
         if len(wrong) == len(found) or not isinstance(error, ModelUnavailable):
             raise error
+    # Native calls need a loop of their own: until there is one, such a model replies in JSON.
     return "blocks" if "blocks" in found else "json"
+
+
+async def _fit(models: Mapping[str, NamedModel]) -> Mapping[str, NamedModel]:
+    """Return the models with the windows and lengths of replies that their servers tell; one that does not answer is taken for unknown."""
+    found = await asyncio.gather(*(one.model.describe() for one in models.values()), return_exceptions=True)
+    fitted = {}
+    for (name, one), about in zip(models.items(), found, strict=True):
+        if isinstance(about, BaseException) and not isinstance(about, ModelUnavailable):
+            raise about
+        known = about if isinstance(about, ModelDescription) else ModelDescription()
+        fitted[name] = replace(one, llm=one.llm.fitted(known.window, known.most_tokens), about=known)
+    return fitted
 
 
 def _common(models: Iterable[NamedModel]) -> LlmSettings:
@@ -255,9 +268,10 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
     facts = Facts(parts.log, d, parts.source, recording.known, Advance(d, recording.progress) if d.agent else None)
     ledger = Ledger(d.budget)
     used = _open_models(d, parts)
+    mode: ReplyMode = "blocks" if d.merge else await _common_mode(used.values())
+    used = {name: replace(one, llm=one.llm.fitted(0)) for name, one in used.items()} if d.merge else await _fit(used)
     seats = {seat: used[d.model_of(seat)] for seat in d.seats}
     parts = replace(parts, model=used[d.model].model, llm=_common(used.values()))
-    mode: ReplyMode = "blocks" if d.merge else await _common_mode(used.values())
     grant = grant_of(d, parts.gate, prepared)
     specs = parts.gate.list_tools(d.tenant, grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
     python = parts.run_code is not None and bool(specs) and parts.llm.context_tokens >= parts.python.offer_from_tokens
