@@ -48,6 +48,7 @@ _REMEDY = {
     "priority": "--scheduling-policy priority",
     "cache_salt": "a version of vLLM that knows cache_salt",
     "logprobs": "--max-logprobs 11 or more",
+    "reasoning_effort": "a value that the server takes in MOOTHALL_LLM__REASONING_EFFORT, or none",
 }
 _ESSENTIAL = frozenset({"model", "messages", "tools"})
 _STRICT = re.compile(
@@ -109,6 +110,8 @@ class Capabilities:
     most_tokens: int = 0
     """The largest limit that the server takes; 0 if it never refused one."""
     schema: Literal["any", "strict", "none"] = "any"
+    obeys: bool | None = None
+    """Whether a probe with a schema was answered in it."""
     strict_flag: bool = True
     system_role: bool = True
     alternates: bool = False
@@ -157,6 +160,31 @@ class Capabilities:
         if self.short_ids:
             messages = [_shorten_ids(message) for message in messages]
         return _alternate(messages) if self.alternates else messages
+
+    def lines(self) -> list[str]:
+        """Return the record in plain words, for people."""
+        schema = {"any": "ours", "strict": "the strict subset only", "none": "refused"}[self.schema]
+        if self.obeys is False:
+            schema = "ignored" if self.schema != "none" else "refused"
+        limit = self.limit_name if self.api == "chat" else "max_output_tokens"
+        limit = f"{limit}, at most {self.most_tokens:,}" if self.most_tokens else limit
+        reasoning = ", ".join(sorted(self.reasoning_fields))
+        told = "" if self.sends_reasoning else ", not sent back"
+        lacks = [
+            *self.refused,
+            *([] if self.strict_flag else ["strict"]),
+            *(f"{name} in tools" for name in sorted(self.keywords)),
+        ]
+        return [
+            f"API: /v1/{'responses' if self.api == 'responses' else 'chat/completions'}",
+            f"native tool calls: {'not tried' if self.tools is None else 'yes' if self.tools else 'no'}",
+            f"JSON schema: {'not tried' if self.obeys is None and self.schema == 'any' else schema}",
+            f"limit of a reply: {limit if self.limit_name else 'not taken'}",
+            f"system role: {'yes' if self.system_role else 'joined with the first message'}",
+            f"reasoning: {f'in {reasoning}{told}' if reasoning else 'none returned'}",
+            f"usage: {'estimated, the server tells none' if self.counts_usage is False else 'told'}",
+            *([f"not sent: {', '.join(lacks)}"] if lacks else []),
+        ]
 
     def limited(self, adapted: Mapping[str, Any], room: int) -> dict[str, Any]:
         """Return an adapted body whose reply has at most `room` tokens; 0 for no such limit."""
@@ -245,9 +273,9 @@ class Capabilities:
         described = sent["response_format"].get("json_schema", {})
         if _STRICT.search(error.text) and self.strict_flag and described.get("strict"):
             self._set("strict", lambda: setattr(self, "strict_flag", False), error)
-        elif self.schema == "any":
+        elif self.schema == "any" and strict_schema(described.get("schema", {})) != described.get("schema"):
             self._set("this JSON schema", lambda: setattr(self, "schema", "strict"), error)
-        elif self.schema == "strict" and self._format(sent["response_format"]) == sent["response_format"]:
+        elif self.schema != "none" and self._format(sent["response_format"]) == sent["response_format"]:
             self._set("JSON schemas", lambda: setattr(self, "schema", "none"), error)
 
     def _format(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,10 +291,10 @@ class Capabilities:
         self._log(what, error)
 
     def _log(self, what: str, error: Rejected) -> None:
+        # Most of this is the way of a service and nothing to mend; `moothall doctor` shows it.
+        tell = log.warning if what in _REMEDY else log.info
         needs = {"needs": _REMEDY[what]} if what in _REMEDY else {}
-        log.warning(
-            "the model server refuses a part of the call; it is left out from now on", refused=what, said=error.message, **needs
-        )
+        tell("the model server refuses a part of the call; it is left out from now on", refused=what, said=error.message, **needs)
 
 
 def read_window(message: str) -> int:
