@@ -203,12 +203,14 @@ class OpenAIModel:
 
     async def examine(self) -> list[str]:
         """Return all that is known of the server in plain lines, after trying what no call has tried yet. Raises what `reply_mode` raises."""
-        await self.describe()
-        if self._known.obeys is None and not self._known.is_local:
-            try:
+        about = await self.describe()
+        try:
+            if self._known.obeys is None and not self._known.is_local:
                 await self._probe_schema(self._model, _ALTERNATIVES)
-            except Rejected as error:
-                raise self._translate(error) from error
+            if about.reply == "blocks":  # no probe of what it takes came through
+                await self._ask_probe(self._model, Message("user", _QUESTION))
+        except Rejected as error:
+            raise self._translate(error) from error
         return self._known.lines()
 
     async def _look(self, method: str, url: URL, body: dict[str, Any] | None) -> Any:
