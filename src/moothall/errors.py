@@ -219,6 +219,12 @@ class ModelReplyInvalid(Permanent):
     code = "MODEL_REPLY_INVALID"
 
 
+class ContextOverflow(Permanent):
+    """The prompt is longer than the model's window."""
+
+    code = "CONTEXT_OVERFLOW"
+
+
 class ConfigurationError(Permanent):
     """A setting is wrong or a configured part is missing."""
 

@@ -161,15 +161,18 @@ class LimitSettings(Section):
 
     agents: int = Field(16, ge=1)
     rounds: int = Field(8, ge=0)
-    turns: int = Field(12, ge=1, description="turns of a seat; the wire's max_iterations lowers it")
+    turns: int = Field(100, ge=1, description="turns of a seat; the wire's max_iterations lowers it")
+    text_turns: int = Field(
+        12, ge=1, description="turns of a seat whose model replies in json or blocks and not by native tool calls"
+    )
     task_chars: int = Field(20_000, ge=100)
     steer_chars: int = Field(4_000, ge=0, description="what may be said to one deliberation under way, all together; 0: nothing")
     map_files: int = Field(1000, ge=0, description="source files that are parsed for what a council is shown first; 0: none")
     map_bytes: int = Field(4_000_000, ge=0, description="of these files, together")
     map_seconds: float = Field(15.0, gt=0, le=15, description="after which a council goes on without")
     deliberation_seconds: float = Field(1800.0, gt=0)
-    tokens: int = Field(1_000_000, ge=0, description="of a deliberation; 0: no limit")
-    calls: int = Field(500, ge=0)
+    tokens: int = Field(5_000_000, ge=0, description="of a deliberation; 0: no limit")
+    calls: int = Field(1_000, ge=0)
     cost_usd: float = Field(0.0, ge=0)
     story_tokens: int = Field(
         20_000_000, ge=0, description="of all deliberations of a story that names no budget of its own; 0: no limit"
