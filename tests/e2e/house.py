@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from moothall.testing.model import Answer, Fault, phase_of, seat_of
+from moothall.testing.model import Answer, Fault, Reply, phase_of, seat_of
 
 SOLVED = '\n\ndef hello_world():\n    """Return the greeting."""\n    return "Hello, World!"\n'
 QUICK = {
@@ -47,14 +47,14 @@ def task_of(body: dict[str, Any]) -> str:
 def scripted(propose: Answer) -> Answer:
     """Approaches and reviews as any model gives them; turns by `propose`."""
 
-    async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
+    async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> Reply:
         phase = phase_of(headers)
         if phase == "plan":
             return json.dumps({"approaches": ["append the function", "rewrite the file", "edit in place"]})
         if phase in {"critique", "verify"}:
             return json.dumps({"score": 7, "met": [], "unmet": [], "comment": "reads well"})
         said = propose(body, headers)
-        return await said if not isinstance(said, str | Fault) else said
+        return said if isinstance(said, Reply) else await said
 
     return answer
 

@@ -165,7 +165,7 @@ async def slow_model() -> AsyncIterator[ScriptedModel]:
     ("fault", "code"),
     [
         (Fault("status", status=500), "MODEL_UNAVAILABLE"),
-        (Fault("empty"), "MODEL_REPLY_INVALID"),
+        (Fault("empty"), "MALFORMED_REPLIES"),
         (Fault("cut", text='{"thou'), "MODEL_UNAVAILABLE"),
     ],
 )

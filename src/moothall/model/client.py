@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -212,23 +213,30 @@ class OpenAIModel:
         taken = ChatTaker(self._place, self._settings.max_reply_bytes, on_text)
         named = JSON | {"X-Request-Id": call_id} | telemetry.headers()
         await self._exchange("POST", self._chat_url, taken, until, body=encode(body), headers=named, ours=ours)
+        return self._read_reply(taken, body, call_id, started)
+
+    def _read_reply(self, taken: ChatTaker, body: dict[str, Any], call_id: str, started: float) -> ChatReply:
+        """Return a complete reply, possibly an empty one. Raises `Failed` where it was cut."""
         assembly = taken.assembly
-        text = "".join(assembly.text)
-        if not assembly.finish_reason:
+        text, refusal = "".join(assembly.text), "".join(assembly.refusal)
+        calls = assembly.calls.finish(call_id)
+        finish_reason = assembly.finish_reason
+        if not finish_reason:
             raise Failed(f"the answer was cut after {len(text)} characters: no finish_reason")
-        if not text.strip():
-            raise ModelReplyInvalid(
-                f"model {body['model']} at {self._url} gave an empty answer (finish_reason {assembly.finish_reason})"
-            )
+        if refusal and not text.strip() and not calls:
+            text, finish_reason = refusal, "refusal"
         self._dialect.notice(assembly.usage)
-        usage = count_usage(assembly.usage, body["messages"], assembly.text_bytes, self._settings)
+        reasoning = assembly.reasoning.fields() | ({"extras": extras} if (extras := assembly.calls.extras) else {})
+        prompt_chars = sum(len(str(message.get("content") or "")) for message in body["messages"])
         return ChatReply(
             text,
-            assembly.finish_reason,
-            usage,
+            finish_reason,
+            count_usage(assembly.usage, prompt_chars, assembly.size, self._settings),
             assembly.model or body["model"],
             round((time.monotonic() - started) * 1000),
-            tuple(assembly.digits),
+            calls=calls,
+            reasoning=json.dumps(reasoning, ensure_ascii=False) if reasoning else "",
+            digits=tuple(assembly.digits),
         )
 
     async def _exchange(

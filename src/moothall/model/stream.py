@@ -16,7 +16,8 @@ from typing import Any
 import orjson
 
 from moothall.domain.chat import Likely
-from moothall.domain.text import one_line
+from moothall.domain.text import encodable, one_line
+from moothall.model.calls import CallReader, ReasoningReader
 
 DONE = "[DONE]"
 _SERVER_ERROR = 500
@@ -86,20 +87,23 @@ class EventReader:
 
 @dataclass(slots=True)
 class PartialReply:
-    """A reply in the making. `usage` is the server's own count, empty where it gave none."""
+    """A reply in the making. `usage` is the server's own count, empty where it gave none. `size` counts the bytes of text, calls and reasoning."""
 
     text: list[str] = field(default_factory=list)
-    text_bytes: int = 0
+    size: int = 0
     finish_reason: str = ""
     model: str = ""
     usage: Mapping[str, Any] = field(default_factory=dict)
     done: bool = False
     digits: list[Likely] = field(default_factory=list)
+    calls: CallReader = field(default_factory=CallReader)
+    reasoning: ReasoningReader = field(default_factory=ReasoningReader)
+    refusal: list[str] = field(default_factory=list)
     _within: bool = False
 
     def take(self, data: str) -> str:
         """Add one event; return the text that it brought. Raises `BrokenStream`."""
-        if data == DONE:
+        if data.strip() == DONE:
             self.done = True
             return ""
         chunk = _object(data)
@@ -108,20 +112,47 @@ class PartialReply:
         usage = chunk.get("usage")
         if isinstance(usage, dict):
             self.usage = usage
-        said = ""
-        for choice in _choices(chunk):
-            self._note(choice.get("logprobs"))
-            content = choice.get("delta", choice.get("message") or {})
-            said += str((content or {}).get("content") or "") if isinstance(content, dict | None) else ""
-            if ended := choice.get("finish_reason"):
-                self.finish_reason = one_line(str(ended), _NAME)
-        if not said:
+        text = "".join(map(self._take_choice, _choices(chunk)))
+        if not text:
             return ""
         # JSON can spell halves of surrogate pairs, and no log or hash takes such a text.
-        encoded = said.encode(errors="replace")
+        encoded = text.encode(errors="replace")
         self.text.append(encoded.decode())
-        self.text_bytes += len(encoded)
+        self.size += len(encoded)
         return self.text[-1]
+
+    def _take_choice(self, choice: Mapping[str, Any]) -> str:
+        """Add a choice; return its text."""
+        self._note(choice.get("logprobs"))
+        if ended := choice.get("finish_reason"):
+            self.finish_reason = one_line(str(ended), _NAME)
+        whole = "delta" not in choice
+        delta = choice.get("message" if whole else "delta")
+        if not isinstance(delta, dict):
+            return ""
+        self.size += self.calls.read(delta.get("tool_calls"), whole=whole) + self.reasoning.read(delta)
+        if isinstance(refusal := delta.get("refusal"), str) and refusal:
+            self.refusal.append(encodable(refusal))
+            self.size += len(refusal)
+        return self._text(delta.get("content"))
+
+    def _text(self, content: object) -> str:
+        """Return the text of a content, which may be a list of parts."""
+        if not isinstance(content, list):
+            return str(content or "") if not isinstance(content, dict) else self._text([content])
+        texts = []
+        for part in content:
+            if isinstance(part, str):
+                texts.append(part)
+            elif isinstance(part, dict) and isinstance(part.get("thinking"), str | list):
+                thinking = part["thinking"]
+                parts = [item.get("text") if isinstance(item, dict) else item for item in thinking]
+                thought = thinking if isinstance(thinking, str) else "".join(item for item in parts if isinstance(item, str))
+                self.reasoning.add("thinking", thought)
+                self.size += len(thought)
+            elif isinstance(part, dict) and isinstance(part.get("text"), str):
+                texts.append(part["text"])
+        return "".join(texts)
 
     def _note(self, told: object) -> None:
         """Keep what is told of the tokens of the last number. Of anything else nothing is kept, and what is malformed tells nothing."""

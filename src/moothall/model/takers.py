@@ -137,7 +137,7 @@ class ChatTaker(WholeTaker):
         self._pieces.clear()
         self._held = 0
         self._take(events.feed(whole))
-        self._check_size(max(self.assembly.text_bytes, events.held, self._received // _STREAM_OVERHEAD))
+        self._check_size(max(self.assembly.size, events.held, self._received // _STREAM_OVERHEAD))
 
     def _take(self, events: Iterable[str]) -> None:
         for data in events:

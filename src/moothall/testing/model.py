@@ -3,7 +3,7 @@
     async with scripted_model(lambda body, headers: "hello") as server:
         ... server.base_url, server.requests
 
-`answer(body, headers)` returns the text, or a `Fault`; it may be a coroutine function, and it may choose by
+`answer(body, headers)` returns the text, a `NativeReply` with tool calls, or a `Fault`; it may be a coroutine function, and it may choose by
 `phase_of(headers)` and `seat_of(headers)`. What it returns is streamed when the caller asked for a stream.
 """
 
@@ -45,7 +45,39 @@ class Fault:
     delay: float = 0.0
 
 
-Answer = Callable[[dict[str, Any], Headers], "str | Fault | Awaitable[str | Fault]"]
+@dataclass(frozen=True, slots=True)
+class NativeReply:
+    """A reply with native tool calls, as (name, arguments); arguments that are a text are sent as they are. `ids` are those of the calls, made up where
+    there are none. `reasoning` is sent as `reasoning_content` before anything else.
+    """
+
+    calls: tuple[tuple[str, Mapping[str, Any] | str], ...] = ()
+    text: str = ""
+    reasoning: str = ""
+    ids: tuple[str, ...] = ()
+    finish_reason: str = ""
+
+    def message(self, number: int) -> dict[str, Any]:
+        """Return it as an assistant's message; `number` makes its ids distinct."""
+        ids = self.ids or tuple(f"call_{number}_{index}" for index in range(len(self.calls)))
+        calls = [
+            {
+                "id": call_id,
+                "type": "function",
+                "function": {"name": name, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)},
+            }
+            for call_id, (name, arguments) in zip(ids, self.calls, strict=True)
+        ]
+        return {
+            "role": "assistant",
+            "content": self.text or None,
+            **({"reasoning_content": self.reasoning} if self.reasoning else {}),
+            **({"tool_calls": calls} if calls else {}),
+        }
+
+
+Reply = str | Fault | NativeReply
+Answer = Callable[[dict[str, Any], Headers], "Reply | Awaitable[Reply]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +122,7 @@ class ScriptedModel:
     seconds lie between two chunks of `chunk_chars` characters; without a delay they leave in one write.
     `in_flight` calls are under way, `peak` is the largest number of them together, `connections` how many connections
     brought a call. `streams` False: whole answers only; `counts` False: no usage is told; `details` False: and no cached
-    tokens. `owner` is whom the models are listed as owned by, `metrics` what /metrics answers (404 where it is empty), `tokenize`
+    tokens. `tools`: the probe for native tool calls is answered by one. `owner` is whom the models are listed as owned by, `metrics` what /metrics answers (404 where it is empty), `tokenize`
     what /tokenize answers to a body (404 without it), which it was asked for `tokenized` times.
     """
 
@@ -98,6 +130,7 @@ class ScriptedModel:
     models: tuple[str, ...] = ("scripted",)
     schemas: bool = True
     api_key: str = ""
+    tools: bool = False
     chunk_chars: int = 48
     chunk_delay: float = 0.0
     base_url: str = ""
@@ -154,7 +187,7 @@ class ScriptedModel:
         body = await request.json()
         call = Call(request.headers.get("X-Request-Id", ""), body, dict(request.headers))
         wanted = body.get("response_format", {})
-        probing = wanted.get("json_schema", {}).get("name") == "probe"
+        probing = phase_of(request.headers) == "probe"
         (self.probes if probing else self.requests).append(call)
         if body.get("model") not in self.models:
             return _error(404, f"The model `{body.get('model')}` does not exist.")
@@ -163,13 +196,50 @@ class ScriptedModel:
         self.in_flight += 1
         self.peak = max(self.peak, self.in_flight)
         try:
-            said = self.probe_answer if probing else self.answer(body, request.headers)
-            if inspect.isawaitable(said):
-                said = await said
-            fault = Fault("status", status=200, text=said) if isinstance(said, str) else said
+            reply = self._probe(body) if probing else self.answer(body, request.headers)
+            if inspect.isawaitable(reply):
+                reply = await reply
+            if isinstance(reply, NativeReply):
+                return await self._send_native(request, body, reply)
+            fault = Fault("status", status=200, text=reply) if isinstance(reply, str) else reply
             return await self._say(request, body, fault)
         finally:
             self.in_flight -= 1
+
+    def _probe(self, body: Body) -> Reply:
+        if not body.get("tools"):
+            return self.probe_answer
+        if not self.tools:
+            return "Yes."
+        return NativeReply(((body["tools"][0]["function"]["name"], {"wet": True}),))
+
+    async def _send_native(self, request: web.Request, body: Body, reply: NativeReply) -> web.StreamResponse:
+        message = reply.message(len(self.requests))
+        finish = reply.finish_reason or ("tool_calls" if reply.calls else "stop")
+        usage = self._usage(body, json.dumps(message))
+        if not (self.streams and body.get("stream")):
+            choice = {"index": 0, "message": message, "finish_reason": finish}
+            return web.json_response({"model": body["model"], "choices": [choice], "usage": usage})
+        deltas: list[dict[str, Any]] = [{"reasoning_content": part} for part in _pieces(reply.reasoning, self.chunk_chars)]
+        deltas += [{"content": part} for part in _pieces(reply.text, self.chunk_chars)]
+        for index, call in enumerate(message.get("tool_calls", ())):
+            arguments = call["function"]["arguments"]
+            deltas.append({"tool_calls": [{**call, "index": index, "function": {**call["function"], "arguments": ""}}]})
+            deltas += [
+                {"tool_calls": [{"index": index, "function": {"arguments": part}}]}
+                for part in _pieces(arguments, self.chunk_chars)
+            ]
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        chunks: list[dict[str, Any]] = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+        chunks.append({"index": 0, "delta": {}, "finish_reason": finish})
+        for chunk in chunks:
+            await response.write(_event({"model": body["model"], "choices": [chunk]}))
+        if self.counts:
+            await response.write(_event({"model": body["model"], "choices": [], "usage": usage}))
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
 
     def _check_key(self, request: web.Request) -> web.Response | None:
         if self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
@@ -202,8 +272,7 @@ class ScriptedModel:
             choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
             return _event({"object": "chat.completion.chunk", "model": body["model"], "choices": [choice]})
 
-        step = self.chunk_chars
-        chunks = [delta(fault.text[start : start + step]) for start in range(0, len(fault.text), step)]
+        chunks = [delta(part) for part in _pieces(fault.text, self.chunk_chars)]
         if self.chunk_delay:
             for chunk in chunks:
                 await response.write(chunk)
@@ -244,7 +313,11 @@ class ScriptedModel:
 
 
 def _prompt(body: Body) -> str:
-    return "\n".join(message["content"] for message in body["messages"])
+    return "\n".join(str(message.get("content") or "") for message in body["messages"])
+
+
+def _pieces(text: str, size: int) -> list[str]:
+    return [text[start : start + size] for start in range(0, len(text), size)]
 
 
 def _finish(fault: Fault) -> str:
@@ -272,14 +345,16 @@ async def scripted_model(
     models: tuple[str, ...] = ("scripted",),
     schemas: bool = True,
     api_key: str = "",
+    tools: bool = False,
     chunk_delay: float = 0.0,
-    owner: str = "moothall",
+    owner: str = "",
     metrics: str = "",
     host: str = "127.0.0.1",
     port: int = 0,
 ) -> AsyncIterator[ScriptedModel]:
-    """Serve on `port` (0: a free one) until the context ends."""
-    server = ScriptedModel(answer, models, schemas, api_key, chunk_delay=chunk_delay, owner=owner, metrics=metrics)
+    """Serve on `port` (0: a free one) until the context ends. Without `owner` a server with `tools` is no one's, any other looks like the local model."""
+    owner = owner or ("scripted" if tools else "moothall")
+    server = ScriptedModel(answer, models, schemas, api_key, tools, chunk_delay=chunk_delay, owner=owner, metrics=metrics)
     runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
     await runner.setup()
     try:

@@ -141,10 +141,11 @@ async def test_an_url_without_its_path() -> None:
 
 
 @pytest.mark.parametrize("text", ["", " \n "])
-async def test_an_empty_answer_is_none(text: str) -> None:
+async def test_an_empty_reply_is_returned_and_counted(text: str) -> None:
     async with talking(in_turn(Fault("empty", text=text))) as (model, _):
-        with pytest.raises(ModelReplyInvalid, match="empty answer"):
-            await model.chat(ask())
+        reply = await model.chat(ask())
+    assert (reply.text, reply.finish_reason, reply.usage.calls) == (text, "stop", 1)
+    assert reply.usage.completion_tokens > 0
 
 
 async def test_an_endless_answer_is_ended() -> None:

@@ -161,7 +161,7 @@ async def test_an_error_paints_no_terminal() -> None:
 @pytest.mark.parametrize("count", [float("nan"), -5, True, "7", 10**400, 10**12, None, [], 1.5])
 async def test_a_count_that_cannot_be_right_is_estimated(count: Any) -> None:
     told = {"prompt_tokens": count, "completion_tokens": count, "prompt_tokens_details": {"cached_tokens": count}}
-    usage = count_usage(told, [{"content": "x" * 30}], 60, LlmSettings(price_in=1.0, price_out=1.0))
+    usage = count_usage(told, 30, 60, LlmSettings(price_in=1.0, price_out=1.0))
     assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (11, 0, 21)
 
 
