@@ -41,7 +41,7 @@ class LlmSettings(Section):
     models_dir: Path | None = Field(
         None, description="where the fetched local model lies, for all data directories; empty: the user's cache folder"
     )
-    reply: Literal["auto", "json", "blocks"] = "auto"
+    reply: Literal["auto", "tools", "json", "blocks"] = "auto"
     approaches: Literal["auto", "on", "off"] = Field(
         "auto", description="ask for distinct approaches first; auto: not the local model, which they lead astray"
     )

@@ -273,13 +273,14 @@ def _remote(d: Deliberation, parts: Parts, seats: Mapping[str, NamedModel]) -> M
 
 
 async def _common_mode(models: Iterable[NamedModel]) -> ReplyMode:
-    """Return json where all that answer reply so. Raises what the first that does not answer raised where none does."""
+    """Return the mode of all that answer, and blocks, which every model can write, where they differ. Raises what the first that does not answer raised where none does."""
     found = await asyncio.gather(*(one.model.reply_mode() for one in models), return_exceptions=True)
     wrong = [one for one in found if isinstance(one, BaseException)]
     for error in wrong:
         if len(wrong) == len(found) or not isinstance(error, ModelUnavailable):
             raise error
-    return "blocks" if "blocks" in found else "json"
+    modes = {one for one in found if not isinstance(one, BaseException)}
+    return modes.pop() if len(modes) == 1 else "blocks"
 
 
 def _common(models: Iterable[NamedModel]) -> LlmSettings:
