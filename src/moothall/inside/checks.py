@@ -140,12 +140,7 @@ def command(
         return _go(argv, paths, cases, seconds)
     if _is(argv, "cargo", "test", "t", "nextest"):
         return _cargo(argv, paths, cases)
-    if paths and argv[:2] == ("npm", "exec") and "--call" in argv:
-        at = argv.index("--call") + 1
-        return (*argv[:at], f"{argv[at]} {shlex.join(_operands(paths))}", *argv[at + 1 :])
-    if paths and argv and _program(argv[0]) in _NODE - {"node", "npx"}:
-        return (*argv, "--", *_operands(paths)) if "--" not in argv else (*argv, *_operands(paths))
-    return argv
+    return _node(argv, paths) if paths else argv
 
 
 def _split(argv: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -205,6 +200,15 @@ def _go(argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str], secon
         if names:
             options.append(f"-run=^({'|'.join(re.escape(name) for name in names)})$")
     return (*argv[:2], *options, *((part for part in said if part != "./...") if packages else said), *packages)
+
+
+def _node(argv: tuple[str, ...], paths: Sequence[str]) -> tuple[str, ...]:
+    if argv[:2] == ("npm", "exec") and "--call" in argv:  # what follows its command is no argument of that command
+        at = argv.index("--call") + 1
+        return (*argv[:at], f"{argv[at]} {shlex.join(_operands(paths))}", *argv[at + 1 :])
+    if argv and _program(argv[0]) in _NODE - {"node", "npx"}:
+        return (*argv, "--", *_operands(paths)) if "--" not in argv else (*argv, *_operands(paths))
+    return argv
 
 
 def _cargo(argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str]) -> tuple[str, ...]:
