@@ -163,7 +163,9 @@ def test_another_command_of_django_is_run_as_it_is() -> None:
         (("npm", "test"), (), ("test/new.js",), ("npm", "test", "--", "test/new.js")),
     ],
 )
-def test_a_new_test_file_runs_beside_the_cases(argv: Any, cases: Any, paths: Any, expected: Any) -> None:
+def test_a_new_test_file_runs_beside_the_cases(
+    argv: tuple[str, ...], cases: tuple[str, ...], paths: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
     assert command(argv, paths, cases=cases) == expected
 
 
