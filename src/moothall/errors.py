@@ -25,6 +25,7 @@
         ├── SandboxUnavailable   a wall is missing
         ├── WorkspaceFailed      the executor inside a workspace died or broke its protocol
         ├── ModelReplyInvalid    the server answered, but not with what was asked for
+        │   └── ContextOverflow      the conversation is longer than the model's window
         └── ConfigurationError
 
 An error goes to one of three places: the model (a refused or failed tool is a tool result), the
@@ -219,10 +220,14 @@ class ModelReplyInvalid(Permanent):
     code = "MODEL_REPLY_INVALID"
 
 
-class ContextOverflow(Permanent):
-    """The prompt is longer than the model's window."""
+class ContextOverflow(ModelReplyInvalid):
+    """The conversation is longer than the model's window; `window` is what the server said of it in tokens, 0 for nothing."""
 
     code = "CONTEXT_OVERFLOW"
+
+    def __init__(self, message: str, window: int = 0) -> None:
+        super().__init__(message)
+        self.window = window
 
 
 class ConfigurationError(Permanent):

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from moothall.aio import Capacity
-from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode, Writing
+from moothall.domain.chat import ChatReply, ChatRequest, ModelDescription, ReplyMode, Writing
 from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.event import Event, Recorded
 from moothall.domain.evidence import CheckRun
@@ -196,14 +196,18 @@ class ChatModel(Protocol):
     """An OpenAI-compatible chat server."""
 
     async def reply_mode(self) -> ReplyMode:
-        """Return json where the server accepts a schema (or the operator said so), else blocks."""
+        """Return how the model is asked for tool calls: tools, json or blocks, as a probe or the operator says."""
+        ...
+
+    async def describe(self) -> ModelDescription:
+        """Return the model's name, reply mode and window, as far as the server tells them. Raises what `reply_mode` raises."""
         ...
 
     async def chat(
         self, request: ChatRequest, on_text: Callable[[str], None] | None = None, *, ours: Callable[[], bool] | None = None
     ) -> ChatReply:
         """Return the whole answer; `on_text` sees it grow. Raises `ModelUnavailable` once retries are used
-        up, `ModelReplyInvalid` for an answer that is none, `DeadlineExceeded`. `ours` is asked each time before
+        up, `ContextOverflow` if the conversation is too long, `ModelReplyInvalid` for an answer that is no reply, `DeadlineExceeded`. `ours` is asked each time before
         anything is sent; where it says no, nothing is, and the call ends as cancelled.
         """
         ...

@@ -76,15 +76,20 @@ class Relay:
         finish = reply.get("finish_reason") or ("tool_calls" if made else "stop")
         prompt_tokens = (len(json.dumps(body["messages"])) + len(json.dumps(body.get("tools", [])))) // _CHARS_PER_TOKEN
         answer_tokens = (len(text) + len(json.dumps(made))) // _CHARS_PER_TOKEN
-        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": answer_tokens, "total_tokens": prompt_tokens + answer_tokens}
+        usage = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": answer_tokens,
+            "total_tokens": prompt_tokens + answer_tokens,
+        }
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         delta = {"role": "assistant", "content": text or None, **({"tool_calls": made} if made else {})}
-        for chunk in (
+        chunks: list[dict[str, Any]] = [
             {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
             {"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]},
             {"choices": [], "usage": usage},
-        ):
+        ]
+        for chunk in chunks:
             await response.write(b"data: " + json.dumps({"id": "relay", "model": "player", **chunk}).encode() + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()

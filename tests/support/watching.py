@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode
+from moothall.domain.chat import ChatReply, ChatRequest, Message, ModelDescription, ReplyMode
 from moothall.ports import ChatModel
 
 
@@ -22,6 +22,10 @@ class WatchedModel:
     async def reply_mode(self) -> ReplyMode:
         """Pass on."""
         return await self.model.reply_mode()
+
+    async def describe(self) -> ModelDescription:
+        """Pass on."""
+        return await self.model.describe()
 
     async def chat(
         self, request: ChatRequest, on_text: Callable[[str], None] | None = None, *, ours: Callable[[], bool] | None = None

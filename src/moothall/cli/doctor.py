@@ -155,7 +155,7 @@ async def _python(settings: Settings, make: MakeBox | None = None) -> Finding:
         detail = await _try_block(settings, make)
     except (MoothallError, OSError) as error:  # its folder may be what is wrong
         return Finding("python blocks", ok=False, detail=str(error), mend="set MOOTHALL_RUNNER__ENABLED=false to go without")
-    offered = settings.llm.context_tokens >= settings.runner.offer_from_tokens
+    offered = settings.llm.assumed_window >= settings.runner.offer_from_tokens
     words = "offered in prompts" if offered else f"not offered: the window is below {settings.runner.offer_from_tokens} tokens"
     return Finding("python blocks", ok=True, detail=f"{detail}; {words}")
 

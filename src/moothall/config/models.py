@@ -81,7 +81,7 @@ class Models:
                     raise ValueError(
                         f"{where}.fallback names {other!r}; there are {', '.join(n for n, _ in self.items() if n != name)}"
                     )
-                if self.get(other).context_tokens < one.context_tokens:
+                if 0 < self.get(other).context_tokens < one.context_tokens:
                     raise ValueError(
                         f"{where}.fallback: {other} has a smaller window (context_tokens), so that prompts would not fit"
                     )

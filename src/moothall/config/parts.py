@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from moothall.config.section import Section
 
@@ -15,6 +15,11 @@ Role = Literal["dev", "qa", "architect", "devops", "data", "po"]
 Duty = Literal["api", "page", "collector", "planning", "graph", "tools", "hosts"]
 """What a serving process may do, `serve.only`."""
 _OWNED = re.compile(r"[A-Za-z0-9_.-]*[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_.-]*[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+
+
+UNKNOWN_WINDOW = 8192
+"""Tokens of the window of a model of which neither its server nor a setting says one, and of the local model."""
+LOCAL_REPLY, LONGEST_REPLY = 1024, 32_768
 
 
 class LlmSettings(Section):
@@ -41,7 +46,20 @@ class LlmSettings(Section):
     models_dir: Path | None = Field(
         None, description="where the fetched local model lies, for all data directories; empty: the user's cache folder"
     )
-    reply: Literal["auto", "tools", "json", "blocks"] = "auto"
+    reply: Literal["auto", "tools", "json", "blocks"] = Field(
+        "auto",
+        description="how tools are called: natively, in a JSON object, in tagged blocks; auto: the first that a probe shows to work",
+    )
+    api: Literal["auto", "chat", "responses"] = Field(
+        "auto",
+        description="/v1/chat/completions or /v1/responses; auto: chat, until the server says that it takes a call only there",
+    )
+    reasoning_effort: str = Field(
+        "",
+        max_length=32,
+        description="how long the model reasons (none, minimal, low, medium, high, xhigh); empty: the server's default",
+    )
+    reasoning_tokens: int = Field(0, ge=0, description="added to the limit of every reply, because servers count reasoning in it")
     approaches: Literal["auto", "on", "off"] = Field(
         "auto", description="ask for distinct approaches first; auto: not the local model, which they lead astray"
     )
@@ -65,7 +83,9 @@ class LlmSettings(Section):
     price_in: float = Field(0.0, ge=0, description="US dollars per million prompt tokens")
     price_out: float = Field(0.0, ge=0, description="US dollars per million completion tokens")
     temperature: float = Field(0.8, ge=0, le=2)
-    max_tokens: int = Field(1024, ge=16, description="completion tokens a call")
+    max_tokens: int = Field(
+        0, ge=0, description="completion tokens a call; 0: a quarter of the window, at most 32,768; of the local model 1,024"
+    )
     function_tokens: int = Field(
         512, ge=16, description="completion tokens of a call that asks for one function, where its file is no longer than that"
     )
@@ -77,7 +97,11 @@ class LlmSettings(Section):
         ge=1,
         description="attempts of a seat at one function, each in another way, within limits.attempts: more of them rarely help",
     )
-    context_tokens: int = Field(8192, ge=1024, description="window of the model; history is condensed to fit")
+    context_tokens: int = Field(
+        0,
+        ge=0,
+        description="window of the model; history is condensed to fit; 0: what the server says, else 8,192; of the local model 8,192",
+    )
     concurrency: int = Field(256, ge=1, description="calls in flight to one server, which queues what it cannot begin")
     connect_seconds: float = Field(5.0, gt=0)
     wait_seconds: float = Field(0.0, ge=0, description="how long a start waits for a model server that does not answer yet")
@@ -88,6 +112,29 @@ class LlmSettings(Section):
     max_reply_bytes: int = Field(4_000_000, ge=1024)
     local_threads: int = Field(0, ge=0, description="0: cores - 1, at least 1")
     local_slots: int = Field(3, ge=1, description="calls that the local model works on side by side")
+
+    @field_validator("max_tokens", "context_tokens")
+    @classmethod
+    def _check_tokens(cls, value: int, info: ValidationInfo) -> int:
+        least = 16 if info.field_name == "max_tokens" else 1024
+        if 0 < value < least:
+            raise ValueError(f"0 (automatic), or {least} and more")
+        return value
+
+    @property
+    def assumed_window(self) -> int:
+        """The window where the server has not been asked for it."""
+        return self.context_tokens or UNKNOWN_WINDOW
+
+    def fitted(self, window: int, most_tokens: int = 0) -> Self:
+        """Return the settings with a window and a length of replies. `window` is what the server says of it, 0 for nothing; a setting comes first.
+        `most_tokens`: the longest reply that the server takes, 0 for any.
+        """
+        window = self.context_tokens or window or UNKNOWN_WINDOW
+        quarter = min(max(window // 4, 256), LONGEST_REPLY)
+        tokens = self.max_tokens or (LOCAL_REPLY if self.base_url is None else quarter)
+        fits = {"context_tokens": window, "max_tokens": min(tokens, most_tokens) if most_tokens else tokens}
+        return self.model_copy(update=fits)
 
 
 class BusSettings(Section):

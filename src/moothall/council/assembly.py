@@ -27,7 +27,7 @@ from moothall.council.seat_tools import SeatTools
 from moothall.council.tool_loop import ToolLoop
 from moothall.council.turnstile import Turnstile
 from moothall.domain.budget import Ledger
-from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode, ReplySchema
+from moothall.domain.chat import ChatReply, ChatRequest, Message, ModelDescription, ReplyMode, ReplySchema
 from moothall.domain.ids import seed_of
 from moothall.domain.proposal import Review, SeatStatus
 from moothall.domain.repository import Prepared
@@ -187,11 +187,10 @@ class Assembly:
         """Ask beside the conversations of the seats; None where there is no answer. `step` is the end of the call id, and its seed where `how` names no
         other. Raises `BusUnavailable`.
         """
-        llm = self.parts.llm
         request = ChatRequest(
             call_id=f"{self.d.task_id}/{step}",
             messages=tuple(messages),
-            max_tokens=max(most, llm.context_tokens // 4) if self.native else most,  # a strong model thinks before it answers
+            max_tokens=max(most, self.parts.llm.max_tokens) if self.native else most,  # a strong model thinks before it answers
             schema=schema if self.mode == "json" else None,
             **{"deadline": self.until, "seed": seed_of(self.d.seed, step), **how},
         )
@@ -283,6 +282,18 @@ async def _common_mode(models: Iterable[NamedModel]) -> ReplyMode:
     return modes.pop() if len(modes) == 1 else "blocks"
 
 
+async def _fit(models: Mapping[str, NamedModel]) -> Mapping[str, NamedModel]:
+    """Return the models with the windows and lengths of replies that their servers tell; one that does not answer is taken for unknown."""
+    found = await asyncio.gather(*(one.model.describe() for one in models.values()), return_exceptions=True)
+    fitted = {}
+    for (name, one), about in zip(models.items(), found, strict=True):
+        if isinstance(about, BaseException) and not isinstance(about, ModelUnavailable):
+            raise about
+        known = about if isinstance(about, ModelDescription) else ModelDescription()
+        fitted[name] = replace(one, llm=one.llm.fitted(known.window, known.most_tokens), about=known)
+    return fitted
+
+
 def _common(models: Iterable[NamedModel]) -> LlmSettings:
     """Return the settings of the first, with a window and a length of answers that suit all."""
     first, *others = [one.llm for one in models]
@@ -296,11 +307,12 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
     facts = Facts(parts.log, d, parts.source, recording.known, Advance(d, recording.progress) if d.agent else None)
     ledger = Ledger(d.budget)
     used = _open_models(d, parts)
-    seats = {seat: used[d.model_of(seat)] for seat in d.seats}
-    parts = replace(parts, model=used[d.model].model, llm=_common(used.values()))
     found: ReplyMode = "blocks" if d.merge else await _common_mode(used.values())
     native = found == "tools"
     mode: ReplyMode = "blocks" if native else found
+    used = {name: replace(one, llm=one.llm.fitted(0)) for name, one in used.items()} if d.merge else await _fit(used)
+    seats = {seat: used[d.model_of(seat)] for seat in d.seats}
+    parts = replace(parts, model=used[d.model].model, llm=_common(used.values()))
     grant = grant_of(d, parts.gate, prepared)
     specs = parts.gate.list_tools(d.tenant, grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
     tools = SeatTools.of(specs) if native and specs else None

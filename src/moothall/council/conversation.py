@@ -19,16 +19,18 @@ from moothall.council.prompting.reply import (
 )
 from moothall.council.prompting.text import CHARS_PER_TOKEN, clip, tokens
 from moothall.council.recording import RecordedModel
-from moothall.domain.chat import ChatRequest, Message, ReplyMode
+from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode
 from moothall.domain.ids import seed_of
 from moothall.domain.task import DocumentKind
-from moothall.errors import DeadlineExceeded
+from moothall.errors import ContextOverflow, DeadlineExceeded
 from moothall.tools.catalogue import ToolSpec
 
 Ending = Literal["may", "must", "not"]
 """Whether a turn may be the last one."""
 
 _KEPT = 2
+_SHRINK = 0.6
+"""The part of a conversation that is kept when the server refuses it as too long."""
 _MESSAGE_TOKENS = 8  # what a chat template adds to each message
 
 
@@ -121,6 +123,7 @@ class Conversation:
         self.function = function
         self._document = document
         self._attempt = 1
+        self._window = llm.context_tokens
         self.exchanges: list[Exchange] = []
 
     def begin(self, attempt: int) -> None:
@@ -163,25 +166,21 @@ class Conversation:
         head = way.head if way else self._head
         call_id = f"{self._task_id}/{self.seat}/{step}"
         told = "\n\n".join(self.model.words_for(call_id))
-        messages = window(head, self.exchanges, self.llm.context_tokens - most - (tokens(told) if told else 0))
-        if told:  # at the end of what it hears, each time: what comes before stays as the server has cached it
-            messages = (*messages[:-1], replace(messages[-1], content=f"{messages[-1].content}\n\n{told}".strip()))
         schema, is_document = None, bool(self._document) and voice.mode == "json"
         if is_document:
             schema = document_schema(self._document)
         elif voice.mode == "json" and not function:
             schema = turn_schema(() if ending == "must" else specs, may_finish=ending != "not", python=self._python)
-        reply = await self.model.ask(
-            ChatRequest(
-                call_id=call_id,
-                messages=messages,
-                max_tokens=most,
-                deadline=deadline,
-                schema=schema,
-                temperature=voice.temperature,
-                seed=seed_of(voice.seed, f"{self.seat}/{step}"),
-            )
+        request = ChatRequest(
+            call_id=call_id,
+            messages=(),
+            max_tokens=most,
+            deadline=deadline,
+            schema=schema,
+            temperature=voice.temperature,
+            seed=seed_of(voice.seed, f"{self.seat}/{step}"),
         )
+        reply = await self._ask_within(request, head, told)
         try:
             if function and way:
                 said = function.read(reply, way)
@@ -192,3 +191,24 @@ class Conversation:
         if said.python is not None and not runs_python:
             return "Python is not available here: use actions, or finish.", reply.text
         return said, reply.text
+
+    async def _ask_within(self, request: ChatRequest, head: tuple[Message, ...], told: str) -> ChatReply:
+        """Ask with as much of the conversation as fits. A server whose window is smaller than assumed refuses it: then less is sent.
+
+        Raises `ContextOverflow` if even the shortest form is refused, and what the model raises.
+        """
+        budget = self._window - request.max_tokens - (tokens(told) if told else 0)
+        while True:
+            messages = window(head, self.exchanges, budget)
+            if told:  # at the end of what it hears, each time: what comes before stays as the server has cached it
+                messages = (*messages[:-1], replace(messages[-1], content=f"{messages[-1].content}\n\n{told}".strip()))
+            try:
+                return await self.model.ask(replace(request, messages=messages))
+            except ContextOverflow as overflow:
+                sent = _size(messages, ())
+                if overflow.window:
+                    self._window = min(self._window, overflow.window)
+                    request = replace(request, max_tokens=min(request.max_tokens, max(self._window // 4, 256)))
+                budget = min(self._window - request.max_tokens, int(sent * _SHRINK))
+                if window(head, self.exchanges, budget) == window(head, self.exchanges, sent):
+                    raise

@@ -15,7 +15,7 @@ from moothall.council.metering import model_call
 from moothall.council.prompting.text import fence, tokens
 from moothall.council.turnstile import Turnstile
 from moothall.domain.budget import Ledger, Usage
-from moothall.domain.chat import ChatReply, ChatRequest, Message
+from moothall.domain.chat import ChatReply, ChatRequest, Message, ModelDescription
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Event, EventType
 from moothall.domain.ids import digest
@@ -90,10 +90,11 @@ def word_of(event: Event) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model of the settings, and what calls it."""
+    """A model of the settings, what calls it, and what its server tells of it once that was asked."""
 
     llm: LlmSettings
     model: ChatModel
+    about: ModelDescription = field(default_factory=ModelDescription)
 
 
 class RecordedModel:

@@ -66,7 +66,6 @@ class ToolChat:
         self._notes = ""
         self._size = 0
         self._steered = 0
-        self._reply_tokens = min(llm.max_tokens or llm.context_tokens // 4, llm.context_tokens // 4)
 
     async def ask(self, step: str, deadline: datetime) -> ChatReply:
         """Return the reply to the conversation so far; compact it first where it fills the window.
@@ -80,7 +79,9 @@ class ToolChat:
             await self._compact(step, deadline, _KEPT_CHARS)
         try:
             reply = await self._call(step, self._messages(), deadline)
-        except ContextOverflow:
+        except ContextOverflow as error:
+            if error.window:
+                self.llm = self.llm.model_copy(update={"context_tokens": error.window})
             await self._compact(step, deadline, _LEAST_CHARS)
             reply = await self._call(step, self._messages(), deadline)
         self._size = reply.usage.prompt_tokens + reply.usage.completion_tokens
@@ -126,7 +127,7 @@ class ToolChat:
             ChatRequest(
                 call_id=self._call_id(step),
                 messages=messages,
-                max_tokens=self._reply_tokens,
+                max_tokens=self.llm.max_tokens,
                 deadline=deadline,
                 temperature=self._temperature,
                 seed=seed_of(self._seed, f"{self.seat}/{step}"),

@@ -42,7 +42,6 @@ from moothall.domain.repository import Prepared
 from moothall.domain.tool import Action, ToolResult, ToolUsage
 from moothall.errors import (
     BudgetExceeded,
-    ContextOverflow,
     DeadlineExceeded,
     ModelReplyInvalid,
     MoothallError,
@@ -155,7 +154,7 @@ class ToolLoop:
             if not limit.expired():
                 raise
             return await self._end(round_, turn, DeadlineExceeded("the seat's time is over"), error)
-        except (BudgetExceeded, ContextOverflow, DeadlineExceeded, ModelReplyInvalid) as error:
+        except (BudgetExceeded, DeadlineExceeded, ModelReplyInvalid) as error:
             return await self._end(round_, turn, error, error)
         return await self._end(round_, turn, ended, None)
 

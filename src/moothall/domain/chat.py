@@ -75,6 +75,19 @@ class ChatRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """A model as its server takes it. `window` is 0 if the server does not tell it; `source` says where it comes from."""
+
+    model: str = ""
+    reply: ReplyMode = "blocks"
+    api: str = "chat"
+    window: int = 0
+    source: str = ""
+    most_tokens: int = 0
+    """The longest reply that the server allows, 0 if it never said."""
+
+
+@dataclass(frozen=True, slots=True)
 class Writing:
     """What a seat is writing just now: the end of it, '' where it has written it; and of its answer, where it has begun one, all so far."""
 

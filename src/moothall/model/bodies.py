@@ -11,6 +11,7 @@ import orjson
 from moothall.config import LlmSettings
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatRequest, FunctionCall, Message
+from moothall.model.said import read_count
 
 JSON = {"Content-Type": "application/json"}
 STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
@@ -67,7 +68,7 @@ def render_message(message: Message) -> dict[str, Any]:
     return rendered | {name: value for name, value in reasoning.items() if name in REASONING_FIELDS}
 
 
-REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
+REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "items")
 
 
 def read_reasoning(text: str) -> dict[str, Any]:
@@ -102,24 +103,18 @@ def encode(body: dict[str, Any]) -> bytes:
         return json.dumps(body, default=dict).encode()
 
 
-_MOST = 1_000_000_000  # more tokens than any call has; what is above is no count
 _CHARS_PER_TOKEN = 3  # low, so that an estimate is high and a budget still holds
 
 
 def count_usage(told: Mapping[str, Any], prompt_chars: int, reply_bytes: int, settings: LlmSettings) -> Usage:
     """Return the server's count; an estimate on the high side where it gives none, or none that can be right."""
-    prompt = _count(told.get("prompt_tokens"))
-    completion = _count(told.get("completion_tokens"))
+    prompt = read_count(told.get("prompt_tokens"))
+    completion = read_count(told.get("completion_tokens"))
     details = told.get("prompt_tokens_details")
-    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+    cached = read_count(details.get("cached_tokens")) if isinstance(details, dict) else 0
     if not prompt:
         prompt = prompt_chars // _CHARS_PER_TOKEN + 1
     if not completion:
         completion = reply_bytes // _CHARS_PER_TOKEN + 1
     cost = (prompt * settings.price_in + completion * settings.price_out) / 1_000_000
     return Usage(prompt, min(cached, prompt), completion, 1, cost)
-
-
-def _count(value: object) -> int:
-    """Return a count of tokens; 0 for what is none, such as true, NaN, -5 or a number of a thousand digits."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST else 0

@@ -14,7 +14,8 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from datetime import datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from yarl import URL
@@ -22,17 +23,22 @@ from yarl import URL
 from moothall import telemetry
 from moothall.aio import seconds_until
 from moothall.config import LlmSettings
-from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
+from moothall.domain.chat import ChatReply, ChatRequest, FunctionTool, Message, ModelDescription, ReplyMode, ReplySchema
 from moothall.domain.text import one_line
-from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
+from moothall.errors import ConfigurationError, ContextOverflow, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
 from moothall.model import retry
-from moothall.model.bodies import JSON, STREAMED, body_of, count_usage, encode
+from moothall.model.bodies import JSON, body_of, count_usage, encode
+from moothall.model.capabilities import Capabilities, is_overflow, read_window
 from moothall.model.dialect import Dialect, ServerFigures, read_figures
 from moothall.model.pool import ConnectionPool, open_pool
+from moothall.model.responses import ResponsesReply, responses_body
 from moothall.model.retry import Failed, Rejected, translate_refusal
-from moothall.model.said import read_models
-from moothall.model.stream import BrokenStream
+from moothall.model.said import ListedModel, read_models
+from moothall.model.schemas import without_nulls
+from moothall.model.stream import BrokenStream, PartialReply
 from moothall.model.takers import ChatTaker, WholeTaker
+from moothall.model.thinking import split_thinking
+from moothall.model.windows import LOOK_SECONDS, find_window
 
 T = TypeVar("T")
 log = telemetry.get_logger(__name__)
@@ -41,8 +47,16 @@ _LIST_BYTES = 4_000_000
 _METRICS_BYTES = 4_000_000
 _METRICS_SECONDS = 10.0
 _NAMES_SHOWN = 500
-_UNPROCESSABLE = frozenset({400, 422})
-_PROBE = {
+_GOOD, _NOT_FOUND = 200, 404
+_REFUSALS = frozenset({400, 404, 405, 413, 415, 422, 500, 501})
+"""Statuses of refusals that may name a part of the call."""
+_PROBE_ID = "-/-/probe/0.0"
+_PROBE_TOKENS = (4096, 16_384)
+"""A reasoning model thinks before it answers; a reply that was cut is asked for again with more."""
+_LOCAL_PROBE_TOKENS = (32,)
+_PROBE_SECONDS = 600.0
+_QUESTION = "Is water wet?"
+_PROBE_SCHEMA = {
     "type": "object",
     "properties": {"wet": {"type": "boolean"}},
     "required": ["wet"],
@@ -57,28 +71,41 @@ class OpenAIModel:
         self._settings = settings
         self._pool = pool
         self._url = pool.url
-        self._chat_url = pool.url / "chat/completions"
         self._place = str(pool.url)
         self._loop = asyncio.get_running_loop()
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._asking = asyncio.Lock()
         self._model = ""
         self._dialect = Dialect(settings)
-        self._mode: ReplyMode | None = None if settings.reply == "auto" else settings.reply
+        self._known = Capabilities()
+        self._set_up()
+        self._searched = False
+
+    def _set_up(self) -> None:
+        """Take over what the settings say."""
+        if self._settings.reply != "auto":
+            self._known.reply = self._settings.reply
+        if self._settings.api != "auto":
+            self._known.api, self._known.api_fixed = self._settings.api, True
 
     @property
     def url(self) -> str:
         """The server's root, without a key."""
         return self._place
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """What is known of the server so far."""
+        return self._known
+
     async def chat(
         self, request: ChatRequest, on_text: Callable[[str], None] | None = None, *, ours: Callable[[], bool] | None = None
     ) -> ChatReply:
-        """Return the whole answer. `on_text` is given each new piece of text; after a cut stream the answer
-        is said again from its beginning. Before each attempt `ours` must agree.
+        """Return the whole reply, possibly an empty one. `on_text` is given each new piece of text, reasoning in the text included; after a
+        cut stream the reply begins anew. `ours` must agree before each attempt.
 
-        Raises `ModelUnavailable` once retries are used up, `ModelReplyInvalid` for an answer that is none,
-        `DeadlineExceeded`, and `ConfigurationError` for a wrong model name, key or URL.
+        Raises `ModelUnavailable` once retries are used up, `ContextOverflow` if the conversation is longer than the window,
+        `ModelReplyInvalid` for an answer that is no reply, `DeadlineExceeded`, and `ConfigurationError` for a wrong model name, key or URL.
         """
         left = seconds_until(request.deadline)
         if left <= 0:
@@ -86,32 +113,47 @@ class OpenAIModel:
         until = self._loop.time() + left
         try:
             model = self._model or await self._model_name(request.call_id, request.deadline, until)
-            return await self._in_dialect(request, body_of(request, model), until, on_text, ours)
+            return await self._call(request, model, until, on_text, ours)
         except TimeoutError as error:
             raise DeadlineExceeded(f"model call {request.call_id} to {self._url} was not answered by its deadline") from error
         except Rejected as error:
             raise self._translate(error) from error
 
-    async def _in_dialect(
+    async def _call(
         self,
         request: ChatRequest,
-        body: dict[str, Any],
-        until: float,
-        on_text: Callable[[str], None] | None,
-        ours: Callable[[], bool] | None,
+        model: str,
+        until: float | None,
+        on_text: Callable[[str], None] | None = None,
+        ours: Callable[[], bool] | None = None,
     ) -> ChatReply:
-        """Make the call with what this server understands beyond the common; without, where it refuses that."""
+        """Make a call as this server takes it; after a refusal that names a part of it, without that part."""
+        body = body_of(request, model) | self._dialect.additions(request)
+        body["max_tokens"] += self._settings.reasoning_tokens
+        if self._settings.reasoning_effort:
+            body["reasoning_effort"] = self._settings.reasoning_effort
+        room = 0
         while True:
-            more = self._dialect.additions(request)
+            adapted = self._known.adapt(body)
+            sent = self._known.limited(adapted, room)
+            deadline = None if until is None else request.deadline
+            attempt = functools.partial(self._ask, sent, request.call_id, until, on_text, ours)
             try:
-                attempt = functools.partial(self._ask, {**body, **more}, request.call_id, until, on_text, ours)
-                reply = await self._retry(request.call_id, request.deadline, until, attempt)
+                reply = await self._retry(request.call_id, deadline, until, attempt)
             except Rejected as error:
-                if error.status not in _UNPROCESSABLE or not self._dialect.unlearn(error.message, more):
+                if error.status not in _REFUSALS:
+                    raise
+                self._known.learn(error, adapted)
+                if not room and (room := self._known.room(error, sent)):
+                    continue
+                if self._known.adapt(body) == adapted:
                     raise
                 continue
-            if request.schema and reply.finish_reason == "length":
-                self._dialect.notice_blanks(reply.text)
+            if request.schema:
+                if self._known.schema == "strict":
+                    reply = replace(reply, text=without_nulls(reply.text))
+                if reply.finish_reason == "length":
+                    self._dialect.notice_blanks(reply.text)
             return reply
 
     async def figures(self) -> ServerFigures | None:
@@ -133,34 +175,80 @@ class OpenAIModel:
         return figures
 
     async def reply_mode(self) -> ReplyMode:
-        """Return what the operator chose; under `auto` ask the server once: json if it obeys a schema, else blocks."""
-        if self._mode is None:
-            model = await self._model_name("-/-/probe/0.0")
+        """Return how the model is asked for tool calls: what the operator chose; under `auto` what one probe finds: tools, json or blocks."""
+        if self._known.reply is None:
+            model = await self._model_name(_PROBE_ID)
             async with self._asking:
-                if self._mode is None:
-                    self._mode = await self._probe(model)
-                    log.info("reply mode found out", mode=self._mode, url=str(self._url))
-        return self._mode
+                if self._known.reply is None:
+                    self._known.reply = await self._probe(model)
+                    log.info("reply mode found out", mode=self._known.reply, url=str(self._url))
+        return self._known.reply
+
+    async def describe(self) -> ModelDescription:
+        """Return the model's name, reply mode and window. Raises what `reply_mode` raises."""
+        mode = await self.reply_mode()
+        await self._model_name(_PROBE_ID)
+        async with self._asking:
+            if not self._searched and not self._known.window and not self._known.is_local:
+                self._searched = True
+                self._known.window, self._known.window_source = await find_window(self._look, self._url, self._model)
+        known = self._known
+        return ModelDescription(self._model, mode, known.api, known.window, known.window_source, known.most_tokens)
+
+    async def _look(self, method: str, url: URL, body: dict[str, Any] | None) -> Any:
+        """Return what a path beside the API answers; None if there is none. It may be the path of another server."""
+        taken = WholeTaker(self._place, _LIST_BYTES)
+        raw = encode(body) if body is not None else b""
+        try:
+            until = self._loop.time() + LOOK_SECONDS
+            await self._pool.ask(method, url, taken, until=until, body=raw, headers=JSON if raw else None)
+            return json.loads(taken.body) if taken.status == _GOOD else None
+        except (Failed, TimeoutError, ModelReplyInvalid, ValueError, RecursionError):
+            return None
 
     async def _probe(self, model: str) -> ReplyMode:
-        """Ask something that only a constrained reply answers with a JSON object."""
-        body = {
-            "model": model,
-            "messages": [{"role": "user", "content": "Is water wet? Answer yes or no."}],
-            "max_tokens": 32,
-            "temperature": 0.0,
-            "response_format": {"type": "json_schema", "json_schema": {"name": "probe", "strict": True, "schema": _PROBE}},
-            **STREAMED,
-        }
+        """Return the best way of replying that the model shows."""
         try:
-            reply = await self._retry("-/-/probe/0.0", None, None, lambda: self._ask(body, "-/-/probe/0.0", None, None))
+            if not self._known.is_local:
+                self._known.tools = await self._probe_tools(model)
+                if self._known.tools:
+                    return "tools"
+            return "json" if await self._probe_schema(model) else "blocks"
         except Rejected as error:
-            if error.status in {*_UNPROCESSABLE, 415, 501}:
-                return "blocks"
             raise self._translate(error) from error
-        except ModelReplyInvalid:
-            return "blocks"
-        return "json" if reply.text.lstrip().startswith("{") else "blocks"
+
+    async def _probe_tools(self, model: str) -> bool:
+        """Return whether the model calls a tool. A server that takes tools, and whose model thinks too long to show it, is believed."""
+        tool = FunctionTool("answer", "Answer the question.", _PROBE_SCHEMA)
+        message = Message("user", f"{_QUESTION} Answer by calling the tool `answer`. Write nothing else.")
+        reply = await self._ask_probe(model, message, tools=(tool,))
+        return reply is not None and (bool(reply.calls) or (reply.finish_reason == "length" and not reply.text.strip()))
+
+    async def _probe_schema(self, model: str) -> bool:
+        """Return whether the server obeys a schema: only a constrained reply to this question is a JSON object."""
+        message = Message("user", f"{_QUESTION} Answer yes or no.")
+        reply = await self._ask_probe(model, message, schema=ReplySchema("probe", _PROBE_SCHEMA))
+        return reply is not None and self._known.schema != "none" and reply.text.lstrip().startswith("{")
+
+    async def _ask_probe(self, model: str, message: Message, **how: Any) -> ChatReply | None:
+        """Return the reply to a probe, None if the server refuses it. A reply that was cut says nothing: it is asked for again with more tokens."""
+        reply = None
+        for tokens in _LOCAL_PROBE_TOKENS if self._known.is_local else _PROBE_TOKENS:
+            deadline = datetime.now(UTC) + timedelta(seconds=_PROBE_SECONDS)
+            try:
+                reply = await self._call(ChatRequest(_PROBE_ID, (message,), tokens, deadline, **how), model, None)
+            except ModelReplyInvalid:
+                return None
+            except Rejected as error:
+                if error.status not in _REFUSALS:
+                    raise
+                if error.status == _NOT_FOUND and not how.get("tools"):
+                    raise
+                log.info("the model server refuses the probe", said=error.message)
+                return None
+            if reply.calls or reply.finish_reason != "length" or reply.text.strip():
+                return reply
+        return reply
 
     async def _model_name(self, call_id: str, deadline: datetime | None = None, until: float | None = None) -> str:
         async with asyncio.timeout_at(until), self._asking:
@@ -183,11 +271,14 @@ class OpenAIModel:
         if not listed:
             raise ConfigurationError(f"{self._url} lists no models; name one with MOOTHALL_LLM__MODEL")
         name = wanted or next(iter(listed))
-        self._dialect = Dialect(self._settings, [listed[name]])
+        self._dialect = Dialect(self._settings, [listed[name].owner])
+        known = self._known
+        known.model, known.owner, known.window = name, listed[name].owner, listed[name].window
+        known.window_source = "the server's list of models" if known.window else ""
         return name
 
-    async def _list_models(self) -> dict[str, str]:
-        """Return the models and their owners."""
+    async def _list_models(self) -> dict[str, ListedModel]:
+        """Return the models by name."""
         taken = WholeTaker(self._place, _LIST_BYTES)
         await self._exchange("GET", self._url / "models", taken, None)
         try:
@@ -210,9 +301,13 @@ class OpenAIModel:
         if ours is not None and not ours():
             raise asyncio.CancelledError
         started = time.monotonic()
-        taken = ChatTaker(self._place, self._settings.max_reply_bytes, on_text)
+        by_responses = self._known.api == "responses"
+        assembly = ResponsesReply() if by_responses else PartialReply()
+        taken = ChatTaker(self._place, self._settings.max_reply_bytes, on_text, assembly)
         named = JSON | {"X-Request-Id": call_id} | telemetry.headers()
-        await self._exchange("POST", self._chat_url, taken, until, body=encode(body), headers=named, ours=ours)
+        url = self._url / ("responses" if by_responses else "chat/completions")
+        wire = responses_body(body, int(body.get(self._known.limit_name) or 0)) if by_responses else body
+        await self._exchange("POST", url, taken, until, body=encode(wire), headers=named, ours=ours)
         return self._read_reply(taken, body, call_id, started)
 
     def _read_reply(self, taken: ChatTaker, body: dict[str, Any], call_id: str, started: float) -> ChatReply:
@@ -222,11 +317,15 @@ class OpenAIModel:
         calls = assembly.calls.finish(call_id)
         finish_reason = assembly.finish_reason
         if not finish_reason:
-            raise Failed(f"the answer was cut after {len(text)} characters: no finish_reason")
+            if not assembly.done and taken.streams:
+                raise Failed(f"the answer was cut after {len(text)} characters: no finish_reason")
+            finish_reason = "tool_calls" if calls else "stop"
+        thought, text = split_thinking(text)
         if refusal and not text.strip() and not calls:
             text, finish_reason = refusal, "refusal"
         self._dialect.notice(assembly.usage)
-        reasoning = assembly.reasoning.fields() | ({"extras": extras} if (extras := assembly.calls.extras) else {})
+        reasoning = assembly.reasoning_fields() | ({"think": thought} if thought.strip() else {})
+        self._known.notice(assembly.usage, reasoning)
         prompt_chars = sum(len(str(message.get("content") or "")) for message in body["messages"])
         return ChatReply(
             text,
@@ -260,7 +359,8 @@ class OpenAIModel:
             await self._pool.ask(method, url, taken, until=first, body=body, headers=headers, ours=ours)
         except BrokenStream as error:
             if error.permanent:
-                raise ModelReplyInvalid(f"{self._url}: {error.reason}") from error
+                told = error.error
+                raise Rejected(told.status, told.message, text=told.text, param=told.param, code=told.code) from error
             raise Failed(error.reason) from error
         except TimeoutError as error:
             if first != limit:
@@ -307,6 +407,12 @@ class OpenAIModel:
         raise AssertionError  # pragma: no cover - count() does not end
 
     def _translate(self, error: Rejected) -> ConfigurationError | ModelReplyInvalid:
+        if is_overflow(error):
+            return ContextOverflow(
+                f"the conversation is longer than the window of model {self._model} at {self._url}: HTTP {error.status}: {error.message}; "
+                "set MOOTHALL_LLM__CONTEXT_TOKENS to the server's window",
+                read_window(error.text),
+            )
         return translate_refusal(error, str(self._url), self._model or self._settings.model)
 
 

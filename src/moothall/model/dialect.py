@@ -1,4 +1,4 @@
-"""What a server understands beyond the common protocol, and what it turns out not to. No I/O.
+"""What a server understands beyond the common protocol. No I/O.
 
 vLLM lists its models as `owned_by: vllm`. Under `auto` it alone is sent
 
@@ -6,8 +6,7 @@ vLLM lists its models as `owned_by: vllm`. Under `auto` it alone is sent
 - `priority`: lower is served first, so that what is nearly done is finished before something new is begun;
 - `logprobs`, of a call that ends in a number: how likely others were.
 
-A server that refuses one of them is not sent it again, and a warning names the option that it lacks. vLLM's own figures say how busy it is and how
-much of what it was asked came from its cache.
+vLLM's own figures say how busy it is and how much of its prompts came from its cache.
 """
 
 from __future__ import annotations
@@ -25,11 +24,6 @@ from moothall.domain.ids import digest
 log = telemetry.get_logger(__name__)
 
 _OURS = "vllm"
-_REMEDY = {
-    "priority": "--scheduling-policy priority",
-    "cache_salt": "a version of vLLM that knows cache_salt",
-    "logprobs": "--max-logprobs 11 or more",
-}
 _NUMBERS = 11  # from 0 to 10, which is what a score is
 # A person waits for the coach; reviews and revisions end deliberations that proposals only begin.
 _FIRST_SERVED = {"coach": 0, "verify": 1, "critique": 2, "revise": 3, "propose": 4, "plan": 5, "derive": 5}
@@ -37,7 +31,7 @@ _LAST_SERVED = 5
 
 
 class Dialect:
-    """The additions that one server is sent. Learnt from its list of models, unlearnt from what it refuses."""
+    """The additions that one server is sent. `Capabilities` takes out those that it refuses."""
 
     def __init__(self, settings: LlmSettings, owners: Iterable[str] = ()) -> None:
         self.is_vllm = _OURS in owners
@@ -56,14 +50,6 @@ class Dialect:
         if "logprobs" in self._sent and request.scored:
             made |= {"logprobs": True, "top_logprobs": _NUMBERS}
         return made
-
-    def unlearn(self, refusal: str, sent: Mapping[str, Any]) -> bool:
-        """Drop the additions among `sent` that a refusal names; tell whether there was one."""
-        refused = {name for name in sent if name in refusal.replace(" ", "_").lower()}
-        for name in refused & self._sent:
-            self._sent.discard(name)
-            log.warning("the model server refuses an addition", addition=name, said=refusal, needs=_REMEDY[name])
-        return bool(refused)
 
     def notice(self, usage: Mapping[str, Any]) -> None:
         """Warn once where vLLM does not tell what came from its cache: every figure about caching would be 0."""

@@ -51,7 +51,7 @@ async def local_model_server(settings: LlmSettings, data_dir: Path, on_progress:
         name=settings.model or weights.name.removesuffix(".gguf"),
         threads=settings.local_threads or max(1, _cores() - 1),
         slots=settings.local_slots,
-        context_tokens=settings.context_tokens,
+        context_tokens=settings.assumed_window,
         api_key=secrets.token_hex(16),
         states=str(data_dir / "models" / "states"),
     )

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from moothall import telemetry
 from moothall.config import Models
-from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
+from moothall.domain.chat import ChatReply, ChatRequest, ModelDescription, ReplyMode
 from moothall.domain.ids import digest
 from moothall.errors import ModelUnavailable
 from moothall.model.client import OpenAIModel, open_model
@@ -52,7 +52,10 @@ class ReplicatedModel:
         """Ask the deliberation's own server, then those that stand in. Raises what `OpenAIModel.chat` raises."""
 
         async def ask_server(server: OpenAIModel) -> ChatReply:
-            free = request.schema is not None and server not in self._servers and await server.reply_mode() != "json"
+            mode = "" if server in self._servers else await server.reply_mode()
+            if request.tools and mode not in {"", "tools"}:
+                raise ModelUnavailable(f"{server.url} stands in, and its model calls no tools")
+            free = request.schema is not None and mode == "blocks"
             return await server.chat(replace(request, schema=None) if free else request, on_text, ours=ours)
 
         return await self._first(request.call_id, ask_server)
@@ -60,6 +63,10 @@ class ReplicatedModel:
     async def reply_mode(self) -> ReplyMode:
         """Return what the first server that answers says: all have the same model, and the operator the same flags."""
         return await self._first("", lambda server: server.reply_mode())
+
+    async def describe(self) -> ModelDescription:
+        """Return what the first server that answers says."""
+        return await self._first("", lambda server: server.describe())
 
     def order(self, call_id: str) -> list[OpenAIModel]:
         """Return the servers in the order in which this call's deliberation turns to them; those that failed just now last."""

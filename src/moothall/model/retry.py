@@ -60,16 +60,21 @@ class Failed(Exception):
 
 
 class Rejected(Exception):
-    """The server understood and said no: an HTTP status that would be the same again."""
+    """The server understood and said no: an HTTP status that would be the same again. `message` is one line for people, `text` all that is searched
+    for what was refused; `param` and `code` are the server's, '' where it named none.
+    """
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, *, text: str = "", param: str = "", code: str = "") -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self.text = f"{text or message} {param} {code}"
+        self.param = param
+        self.code = code
 
 
 def translate_refusal(error: Rejected, url: str, model: str) -> ConfigurationError | ModelReplyInvalid:
-    """Return what a refusal means: what the operator can mend, or an answer that is none."""
+    """Return the error for the operator or the caller that a refusal means."""
     answer = f"{url} answered HTTP {error.status}" + (f": {error.message}" if error.message else "")
     match error.status:
         case 401 | 403:

@@ -18,20 +18,27 @@ import orjson
 from moothall.domain.chat import Likely
 from moothall.domain.text import encodable, one_line
 from moothall.model.calls import CallReader, ReasoningReader
+from moothall.model.retry import is_retried
+from moothall.model.said import ServerError, describe_error
 
 DONE = "[DONE]"
-_SERVER_ERROR = 500
+_NO_CHUNK = frozenset({"", "null", DONE})
 _NAME = 200
 _DIGITS = 2  # of a number that is looked at: a score has no more
 
 
 class BrokenStream(Exception):
-    """What arrived is not a chat stream, or the server reported an error in it. `permanent`: it will again."""
+    """What arrived is not a chat stream, or the server reported an error in it, with the HTTP status that it means; 0 if it says none."""
 
-    def __init__(self, reason: str, *, permanent: bool = False) -> None:
+    def __init__(self, reason: str, error: ServerError | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.permanent = permanent
+        self.error = error or ServerError(reason)
+
+    @property
+    def permanent(self) -> bool:
+        """Whether it will happen again."""
+        return self.error.status > 0 and not is_retried(self.error.status)
 
 
 @dataclass(slots=True)
@@ -103,10 +110,10 @@ class PartialReply:
 
     def take(self, data: str) -> str:
         """Add one event; return the text that it brought. Raises `BrokenStream`."""
-        if data.strip() == DONE:
-            self.done = True
+        chunk = read_chunk(data)
+        if chunk is None:
+            self.done = self.done or data.strip() == DONE
             return ""
-        chunk = _object(data)
         if not self.model:
             self.model = one_line(str(chunk.get("model") or ""), _NAME)
         usage = chunk.get("usage")
@@ -120,6 +127,10 @@ class PartialReply:
         self.text.append(encoded.decode())
         self.size += len(encoded)
         return self.text[-1]
+
+    def reasoning_fields(self) -> dict[str, Any]:
+        """Return what is sent back with the reply in later calls. Complete after the calls are."""
+        return self.reasoning.fields() | ({"extras": extras} if (extras := self.calls.extras) else {})
 
     def _take_choice(self, choice: Mapping[str, Any]) -> str:
         """Add a choice; return its text."""
@@ -188,18 +199,19 @@ def _load(data: str) -> Any:
         return json.loads(data)  # which takes half a surrogate pair, and says what is wrong
 
 
-def _object(data: str) -> dict[str, Any]:
+def read_chunk(data: str) -> dict[str, Any] | None:
+    """Return the object of an event; None for the end of the stream and for what only keeps the connection open. Raises `BrokenStream`."""
+    if data.strip() in _NO_CHUNK:
+        return None
     try:
         chunk = _load(data)
     except (ValueError, RecursionError) as error:
         raise BrokenStream(f"a part of the answer is not JSON: {data[:80]!r}") from error
     if not isinstance(chunk, dict):
         raise BrokenStream(f"a part of the answer is not a JSON object: {data[:80]!r}")
-    if chunk.get("error"):
-        error_object = chunk["error"] if isinstance(chunk["error"], dict) else {"message": str(chunk["error"])}
-        code = error_object.get("code")
-        refused = isinstance(code, int) and code < _SERVER_ERROR
-        raise BrokenStream(f"the server reported: {one_line(str(error_object.get('message', '')))}", permanent=refused)
+    if chunk.get("error") or chunk.get("object") == "error":
+        told = describe_error(chunk)
+        raise BrokenStream(f"the server reported: {told.message}", told)
     return chunk
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
@@ -9,14 +10,23 @@ from moothall.domain.text import one_line
 from moothall.errors import ModelReplyInvalid
 from moothall.model import retry
 from moothall.model.retry import Failed, Rejected
-from moothall.model.said import error_message
+from moothall.model.said import ServerError, read_error
 from moothall.model.stream import DONE, EventReader, PartialReply
 
 _REFUSED = 300
+_SERVER_ERROR = 500
 _ERROR_BYTES = 65_536
 _BATCH_BYTES = 65_536
 _STREAM_OVERHEAD = 32  # bytes of stream that a byte of text may cost: small chunks in large envelopes
 _END = DONE.encode()
+
+
+_LACKING = re.compile(r"not (?:be )?support|unsupported|requires --|not implemented|does not support", re.IGNORECASE)
+
+
+def _lacks(status: int, error: ServerError) -> bool:
+    """Return whether a server error means that the server lacks what was asked for, as llama.cpp's for tools without --jinja."""
+    return status == _SERVER_ERROR and bool(_LACKING.search(error.text))
 
 
 class WholeTaker:
@@ -33,6 +43,11 @@ class WholeTaker:
     def body(self) -> bytes:
         """What has come of it."""
         return b"".join(self._pieces)
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer comes in events."""
+        return False
 
     @property
     def kind(self) -> str:
@@ -68,13 +83,13 @@ class WholeTaker:
         """Raise for every status but success: `Failed` for what may go away by itself, else `Rejected`."""
         if self.status < _REFUSED:
             return
-        said = error_message(self.body[:_ERROR_BYTES])
-        if retry.is_retried(self.status):
+        error = read_error(self.body[:_ERROR_BYTES])
+        if retry.is_retried(self.status) and not _lacks(self.status, error):
             after = retry.read_retry_after(self.header(b"retry-after"), datetime.now(UTC))
-            raise Failed(f"HTTP {self.status} {said}".rstrip(), retry_after=after)
+            raise Failed(f"HTTP {self.status} {error.message}".rstrip(), retry_after=after)
         if moved := self.header(b"location"):
-            said = f"redirects to {one_line(moved)}"
-        raise Rejected(self.status, said)
+            raise Rejected(self.status, f"redirects to {one_line(moved)}")
+        raise Rejected(self.status, error.message, text=error.text, param=error.param, code=error.code)
 
     def _check_size(self, size: int) -> None:
         if size > self._limit:
@@ -88,13 +103,18 @@ class ChatTaker(WholeTaker):
     few bytes costs as much as a long one.
     """
 
-    def __init__(self, url: str, limit: int, on_text: Callable[[str], None] | None) -> None:
+    def __init__(self, url: str, limit: int, on_text: Callable[[str], None] | None, assembly: PartialReply | None = None) -> None:
         super().__init__(url, limit)
-        self.assembly = PartialReply()
+        self.assembly = assembly or PartialReply()
         self._on_text = on_text
         self._events: EventReader | None = None
         self._received = 0
         self._tail = b""
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer comes in events."""
+        return self._events is not None
 
     def head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         """Find out what comes. Raises `ModelReplyInvalid`."""

@@ -18,7 +18,7 @@ import grpc.aio
 from moothall.agents.enforcer import CircuitOpen, RollingBreaker
 from moothall.config import AgentSettings
 from moothall.domain.budget import Usage
-from moothall.domain.chat import ChatReply, ChatRequest, ReplyMode
+from moothall.domain.chat import ChatReply, ChatRequest, ModelDescription, ReplyMode
 from moothall.domain.ids import digest
 from moothall.errors import BudgetExceeded, ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
 from moothall.model.retry import delay_before
@@ -69,6 +69,10 @@ class RemoteAgent:
     async def reply_mode(self) -> ReplyMode:
         """Say that nothing is asked of how it replies."""
         return "blocks"
+
+    async def describe(self) -> ModelDescription:
+        """Say nothing about the model behind the agent."""
+        return ModelDescription()
 
     async def chat(
         self, request: ChatRequest, on_text: Callable[[str], None] | None = None, *, ours: Callable[[], bool] | None = None

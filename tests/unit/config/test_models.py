@@ -48,7 +48,10 @@ def test_models_of_the_environment_and_their_keys_are_secrets(monkeypatch: pytes
         ("[models.default]\n", "is no name for a model"),
         ('[models.a]\nfallback = ["b"]\n', r"models\.a\.fallback names 'b'; there are default"),
         ('[models.a]\nfallback = ["a"]\n', r"models\.a\.fallback names 'a'"),
-        ('[models.a]\ncontext_tokens = 9000\nfallback = ["default"]\n', "default has a smaller window"),
+        (
+            '[llm]\ncontext_tokens = 8192\n[models.a]\ncontext_tokens = 9000\nfallback = ["default"]\n',
+            "default has a smaller window",
+        ),
         ('[models.a]\nroles = ["qa"]\n[models.b]\nroles = ["qa"]\n', "qa is a's already"),
         ('[models.a]\nroles = ["chef"]\n', r"models\.a\.roles"),
         ("[models.a]\ntemprature = 1\n", r"line 7: models\.a\.temprature is no setting; did you mean temperature\?"),

@@ -14,7 +14,7 @@ from moothall.council.facts import Facts
 from moothall.council.growing import Growing
 from moothall.council.recording import RecordedModel, Recording
 from moothall.domain.budget import Ledger, Usage
-from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode, Writing
+from moothall.domain.chat import ChatReply, ChatRequest, Message, ModelDescription, ReplyMode, Writing
 from moothall.domain.secrets import scrub
 from moothall.errors import BusUnavailable
 from support.council import open_council
@@ -87,6 +87,9 @@ async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
     class Slow:
         async def reply_mode(self) -> ReplyMode:
             return "blocks"
+
+        async def describe(self) -> ModelDescription:
+            return ModelDescription()
 
         async def chat(self, request: ChatRequest, on_text: Any = None, *, ours: Any = None) -> ChatReply:
             del request, ours

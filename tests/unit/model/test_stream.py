@@ -73,19 +73,38 @@ def test_chunks_become_a_reply() -> None:
     )
 
 
+def test_null_and_blank_events_are_passed_over() -> None:
+    reply = PartialReply()
+    for data in ("null", chunk("he"), " ", "null", chunk("llo", "stop"), "[DONE]"):
+        reply.take(data)
+    assert ("".join(reply.text), reply.finish_reason, reply.done) == ("hello", "stop", True)
+
+
 def test_only_the_first_choice_counts() -> None:
     reply = PartialReply()
     reply.take(json.dumps({"choices": [{"index": 1, "delta": {"content": "other"}}, {"index": 0, "delta": {"content": "this"}}]}))
     assert reply.text == ["this"]
 
 
-@pytest.mark.parametrize("data", ["{", "[]", "null", '{"choices": 5}', '{"choices": [5]}', "[" * 100_000])
+@pytest.mark.parametrize("data", ["{", "[]", '{"choices": 5}', '{"choices": [5]}', "[" * 100_000])
 def test_what_is_no_chunk_is_a_broken_stream(data: str) -> None:
     with pytest.raises(BrokenStream):
         PartialReply().take(data)
 
 
-@pytest.mark.parametrize(("code", "permanent"), [(400, True), (500, False), ("x", False)])
+@pytest.mark.parametrize(
+    ("code", "permanent"),
+    [
+        (400, True),
+        ("400", True),
+        ("context_length_exceeded", True),
+        ("insufficient_quota", True),
+        (429, False),
+        ("rate_limit_exceeded", False),
+        (500, False),
+        ("x", False),
+    ],
+)
 def test_an_error_inside_the_stream_is_told_apart(code: object, permanent: bool) -> None:  # noqa: FBT001
     with pytest.raises(BrokenStream, match="out of blocks") as raised:
         PartialReply().take(json.dumps({"error": {"message": "out of blocks", "code": code}}))

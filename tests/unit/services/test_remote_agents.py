@@ -17,7 +17,7 @@ import pytest
 from moothall.config import AgentSettings
 from moothall.council.recording import Recording
 from moothall.domain.budget import Usage
-from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode, Writing
+from moothall.domain.chat import ChatReply, ChatRequest, Message, ModelDescription, ReplyMode, Writing
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest, seat_id
@@ -323,6 +323,10 @@ class Telling:
     async def reply_mode(self) -> ReplyMode:
         """As any model says."""
         return "blocks"
+
+    async def describe(self) -> ModelDescription:
+        """Say nothing."""
+        return ModelDescription()
 
     async def chat(
         self, request: ChatRequest, on_text: Callable[[str], None] | None = None, *, ours: Callable[[], bool] | None = None

@@ -108,7 +108,7 @@ class Desk:
         deliberation = await self._pin(deliberation)
         told = await self._context_of(request, deliberation, who)
         if before:
-            room = self._defaults.models.get(deliberation.model).context_tokens // _TALK_SHARE
+            room = self._defaults.models.get(deliberation.model).assumed_window // _TALK_SHARE
             told = "\n\n".join(filter(None, (thread_text(before, room), told)))
         return await self._record(replace(deliberation, context=told), request_digest)
 

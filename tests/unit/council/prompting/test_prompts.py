@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moothall.council.conversation import Exchange, window
 from moothall.council.prompting import prompts
-from moothall.council.prompting.excerpt import Shown, named_files, failing_files, show
+from moothall.council.prompting.excerpt import Shown, failing_files, named_files, show
 from moothall.council.prompting.frames import red_cases
 from moothall.council.prompting.reply import read_turn
 from moothall.council.prompting.survey import Passage, Survey, SurveyOrder

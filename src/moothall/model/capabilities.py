@@ -1,0 +1,294 @@
+"""What one server takes with one model: learnt from its list of models, a probe and its refusals. No I/O.
+
+A call is made as OpenAI documents it. A refusal that names a parameter of the call drops the parameter or translates it, for this
+call and all later ones. `adapt` renders what is known; a call is worth repeating if it renders differently after `learn`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from moothall import telemetry
+from moothall.domain.chat import ReplyMode
+from moothall.domain.text import one_line
+from moothall.model.bodies import REASONING_FIELDS
+from moothall.model.responses import ADDED
+from moothall.model.retry import Rejected
+from moothall.model.schemas import strict_schema
+
+log = telemetry.get_logger(__name__)
+
+LOCAL_OWNER = "moothall"
+"""Whom the embedded server lists its model as owned by."""
+_LEAST_TOKENS = 16
+_TOO_LARGE = 413
+_OVERFLOWS = frozenset({400, _TOO_LARGE, 422})
+_LEAST_WINDOW = 512
+_NAMED = {
+    "max_tokens": r"max_(?:completion_|output_|new_)?tokens",
+    "response_format": r"response_format|text\.format|json_?schema|\bschemas?\b|guided|structured.outputs?|\bgrammar",
+    "parallel_tool_calls": r"parallel_tool_calls|parallel tool calls?",
+    "stream_options": r"stream_options|include_usage",
+    "stop": r"['\"`]stop['\"`]|\bstop sequences?\b|\bloc\b.{0,20}\bstop\b",
+    "stream": r"['\"`]stream['\"`]|\bstreaming\b",
+    "include": r"['\"`]include|encrypted.content",
+    "store": r"['\"`]store['\"`]",
+    "seed": r"(?<![\w/-])seed(?![\w-])",
+    "cache_salt": r"cache.?salt",
+    "top_logprobs": r"logprobs",
+    "reasoning_effort": r"reasoning_effort|reasoning\.effort",
+}
+"""How refusals name a parameter, where not by its name alone."""
+_REMEDY = {
+    "priority": "--scheduling-policy priority",
+    "cache_salt": "a version of vLLM that knows cache_salt",
+    "logprobs": "--max-logprobs 11 or more",
+}
+_ESSENTIAL = frozenset({"model", "messages", "tools"})
+_STRICT = re.compile(
+    r"\bstrict\b.{0,80}(?:extra|unknown|unexpected|unrecogni[sz]ed|permitted|not supported)", re.IGNORECASE | re.DOTALL
+)
+_SYSTEM = re.compile(
+    r"system (?:role|message|prompt|instruction)|developer (?:role|message|instruction)|role.{0,40}['\"`]?system", re.IGNORECASE
+)
+_ROLES = re.compile(r"roles? must alternate|must alternate|consecutive|alternating", re.IGNORECASE)
+_HISTORY = re.compile(
+    r"reasoning_content|reasoning_details|encrypted_content|\bthinking\b|messages\W.{0,40}reasoning|extra_content", re.IGNORECASE
+)
+_RESPONSES = re.compile(r"v1/responses|responses api", re.IGNORECASE)
+_OVERFLOW = re.compile(
+    r"context.{0,3}(?:length|window|size|limit)|exceed_context|prompt (?:is )?too long|input (?:is )?too long|too many tokens"
+    r"|reduce the length|longer than the model|token count.{0,60}exceed|exceeds? the (?:available|maximum).{0,30}(?:context|tokens)"
+    r"|too large for model|maximum (?:input|prompt) length|context the overflows",
+    re.IGNORECASE,
+)
+_WINDOW = (
+    re.compile(r"(?:maximum )?context.{0,3}(?:length|window|size|limit)\D{0,40}?(\d[\d,]{2,9})", re.IGNORECASE),
+    re.compile(r"> ?(\d[\d,]{2,9}) maximum", re.IGNORECASE),
+    re.compile(r"(\d[\d,]{2,9}) maximum context", re.IGNORECASE),
+    re.compile(r"maximum number of tokens allowed \(?(\d[\d,]{2,9})", re.IGNORECASE),
+)
+_INPUT = (
+    re.compile(r"(?:request|prompt|messages?) (?:has|have|contains?) (?:at least )?(\d[\d,]*) (?:input )?tokens", re.IGNORECASE),
+    re.compile(r"(\d[\d,]*) (?:tokens )?(?:in|from) the (?:input )?(?:messages|prompt)", re.IGNORECASE),
+    re.compile(r"context limit: (\d[\d,]*) \+", re.IGNORECASE),
+)
+_NUMBER = re.compile(r"(?<![\d.\w-])\d[\d,]*\d(?![\d\w])")
+
+
+def is_overflow(error: Rejected) -> bool:
+    """Return whether a refusal says that the conversation does not fit the window."""
+    if error.status not in _OVERFLOWS:
+        return False
+    named = error.code in {"context_length_exceeded", "exceed_context_size_error"}
+    return named or error.status == _TOO_LARGE or bool(_OVERFLOW.search(error.text))
+
+
+@dataclass(slots=True)
+class Capabilities:
+    """The record of one server and model. `window` is 0 if it is unknown; `window_source` says where it comes from."""
+
+    model: str = ""
+    owner: str = ""
+    api: Literal["chat", "responses"] = "chat"
+    api_fixed: bool = False
+    reply: ReplyMode | None = None
+    tools: bool | None = None
+    window: int = 0
+    window_source: str = ""
+    limit_name: str = "max_tokens"
+    """What the limit of a reply's tokens is called; '' if none is taken."""
+    most_tokens: int = 0
+    """The largest limit that the server takes; 0 if it never refused one."""
+    schema: Literal["any", "strict", "none"] = "any"
+    strict_flag: bool = True
+    system_role: bool = True
+    alternates: bool = False
+    sends_reasoning: bool = True
+    refused: dict[str, str] = field(default_factory=dict)
+    """Parameters that are not sent any more, with the refusal."""
+    reasoning_fields: set[str] = field(default_factory=set)
+    counts_usage: bool | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is the embedded model."""
+        return self.owner == LOCAL_OWNER
+
+    def adapt(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the body as this server takes it."""
+        adapted = {name: value for name, value in body.items() if name not in self.refused}
+        if self.api == "responses":
+            adapted |= {name: value for name, value in ADDED.items() if name not in self.refused}
+        if "max_tokens" in adapted:
+            limit = adapted.pop("max_tokens")
+            if self.limit_name:
+                adapted[self.limit_name] = min(limit, self.most_tokens) if self.most_tokens else limit
+        if "stream" in self.refused:
+            adapted.pop("stream_options", None)
+        if "response_format" in adapted:
+            if self.schema == "none":
+                del adapted["response_format"]
+            else:
+                adapted["response_format"] = self._format(adapted["response_format"])
+        adapted["messages"] = self._messages(adapted["messages"])
+        return adapted
+
+    def _messages(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        messages = [_for_api(message, self.api) for message in messages]
+        if not self.sends_reasoning:
+            messages = [_without_reasoning(message) for message in messages]
+        if not self.system_role:
+            messages = _fold_system(messages)
+        return _alternate(messages) if self.alternates else messages
+
+    def limited(self, adapted: Mapping[str, Any], room: int) -> dict[str, Any]:
+        """Return an adapted body whose reply has at most `room` tokens; 0 for no such limit."""
+        return {**adapted, self.limit_name: room} if room and self.limit_name else dict(adapted)
+
+    def notice(self, usage: Mapping[str, Any], reasoning: Mapping[str, Any]) -> None:
+        """Note what a reply shows of the server."""
+        self.counts_usage = bool(usage)
+        self.reasoning_fields.update(name for name in reasoning if name != "extras")
+
+    def learn(self, error: Rejected, sent: Mapping[str, Any]) -> None:
+        """Note what a refusal of the chat body `sent` says about its parameters."""
+        text = error.text
+        if not self.api_fixed and _RESPONSES.search(text) and self.api == "chat":
+            self._set("api", lambda: setattr(self, "api", "responses"), error)
+            return
+        if is_overflow(error):
+            self._learn_window(error.text)
+            return
+        if _SYSTEM.search(text) and any(message["role"] == "system" for message in sent["messages"]):
+            self._set("the system role", lambda: setattr(self, "system_role", False), error)
+            return
+        if _ROLES.search(text) and not self.alternates:
+            self.system_role, self.alternates = False, True
+            self._log("roles that do not alternate", error)
+            return
+        names = [name for name in sent if name not in _ESSENTIAL and self._names(name, text)]
+        if error.param in names:
+            names = [error.param]
+        for name in names:
+            self._drop(name, error, sent)
+        if (
+            not names
+            and self.sends_reasoning
+            and _HISTORY.search(text)
+            and not re.search("missing|must be passed|required", text)
+        ):
+            self._set("the reasoning of earlier replies", lambda: setattr(self, "sends_reasoning", False), error)
+
+    def room(self, error: Rejected, sent: Mapping[str, Any]) -> int:
+        """Return the tokens of reply for which the refusal says that there is room; 0 if it says nothing, or if there is too little."""
+        window = read_window(error.text)
+        used = next((int(found[1].replace(",", "")) for pattern in _INPUT if (found := pattern.search(error.text))), 0)
+        limit = int(sent.get(self.limit_name) or 0)
+        left = window - used
+        return left if window and used and limit > left >= max(_LEAST_TOKENS, min(1024, limit // 4)) else 0
+
+    def _learn_window(self, message: str) -> None:
+        window = read_window(message)
+        if window >= _LEAST_WINDOW and (not self.window or window < self.window):
+            self.window, self.window_source = window, "a refusal of the server"
+            log.warning("the model's window is smaller than assumed", window=window, model=self.model)
+
+    def _names(self, name: str, text: str) -> bool:
+        pattern = _NAMED["max_tokens"] if name.startswith("max_") else _NAMED.get(name, rf"\b{re.escape(name)}\b")
+        return bool(re.search(pattern, text, re.IGNORECASE))
+
+    def _drop(self, name: str, error: Rejected, sent: Mapping[str, Any]) -> None:
+        if name in {"max_tokens", "max_completion_tokens"}:
+            self._learn_limit(name, error, int(sent[name]))
+        elif name == "response_format":
+            self._learn_schema(error, sent)
+        else:
+            self._set(name, lambda: self.refused.setdefault(name, one_line(error.message)), error)
+
+    def _learn_limit(self, name: str, error: Rejected, value: int) -> None:
+        if name != self.limit_name:
+            return  # another call has learnt it meanwhile
+        numbers = [int(found.replace(",", "")) for found in _NUMBER.findall(error.text)]
+        fitting = [number for number in numbers if _LEAST_TOKENS <= number < value]
+        if fitting:
+            self.most_tokens = max(fitting)
+            self._log(f"more than {self.most_tokens} tokens of reply", error)
+        else:
+            self.limit_name = "max_completion_tokens" if name == "max_tokens" else ""
+            self._log(name, error)
+
+    def _learn_schema(self, error: Rejected, sent: Mapping[str, Any]) -> None:
+        described = sent["response_format"].get("json_schema", {})
+        if _STRICT.search(error.text) and self.strict_flag and described.get("strict"):
+            self._set("strict", lambda: setattr(self, "strict_flag", False), error)
+        elif self.schema == "any":
+            self._set("this JSON schema", lambda: setattr(self, "schema", "strict"), error)
+        elif self.schema == "strict" and self._format(sent["response_format"]) == sent["response_format"]:
+            self._set("JSON schemas", lambda: setattr(self, "schema", "none"), error)
+
+    def _format(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        described = dict(wanted["json_schema"])
+        if self.schema == "strict":
+            described["schema"] = strict_schema(described["schema"])
+        if not self.strict_flag:
+            described.pop("strict", None)
+        return {**wanted, "json_schema": described}
+
+    def _set(self, what: str, change: Callable[[], object], error: Rejected) -> None:
+        change()
+        self._log(what, error)
+
+    def _log(self, what: str, error: Rejected) -> None:
+        needs = {"needs": _REMEDY[what]} if what in _REMEDY else {}
+        log.warning(
+            "the model server refuses a part of the call; it is left out from now on", refused=what, said=error.message, **needs
+        )
+
+
+def read_window(message: str) -> int:
+    """Return the window that a refusal names, 0 if it names none."""
+    for pattern in _WINDOW:
+        if found := pattern.search(message):
+            return int(found[1].replace(",", ""))
+    return 0
+
+
+def _for_api(message: Mapping[str, Any], api: str) -> Mapping[str, Any]:
+    """Return a message with the reasoning that this API takes back."""
+    other = {"items"} if api == "chat" else {name for name in REASONING_FIELDS if name != "items"}
+    return {name: value for name, value in message.items() if name not in other} if other & set(message) else message
+
+
+def _without_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in message.items() if name not in REASONING_FIELDS}
+    if isinstance(content := kept.get("content"), list):
+        kept["content"] = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict)) or None
+    return kept
+
+
+def _fold_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with the system's at the beginning of the first user's."""
+    system = "\n\n".join(str(message["content"]) for message in messages if message["role"] == "system")
+    others = [dict(message) for message in messages if message["role"] != "system"]
+    first = next((message for message in others if message["role"] == "user"), None)
+    if first is None:
+        return [{"role": "user", "content": system}, *others]
+    first["content"] = f"{system}\n\n{first['content']}" if system else first["content"]
+    return others
+
+
+def _alternate(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with consecutive texts of one role joined."""
+    joined: list[dict[str, Any]] = []
+    for message in messages:
+        last = joined[-1] if joined else None
+        plain = set(message) == {"role", "content"} and isinstance(message["content"], str)
+        if last and plain and set(last) == {"role", "content"} and last["role"] == message["role"]:
+            last["content"] = f"{last['content']}\n\n{message['content']}"
+        else:
+            joined.append(dict(message))
+    return joined
