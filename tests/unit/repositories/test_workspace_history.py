@@ -85,6 +85,20 @@ async def test_a_shallow_source_shows_what_it_has(tmp_path: Path, repo: Repo) ->
     assert (cut, shown.git("log", "--format=%s"), shown.git("fsck", "--full")) == (False, "merge", "")
 
 
+async def test_files_in_the_form_of_a_checkout_are_unchanged(tmp_path: Path, repo: Repo) -> None:
+    repo.commit(
+        {
+            ".gitattributes": "*.txt text eol=crlf\n*.bin filter=lfs\n*.id ident\n",
+            "c.txt": "1\n2\n",
+            "c.id": "$Id$\n",
+            "d.bin": b"x",
+        }
+    )
+    shown, _ = await exported(tmp_path, repo.path)
+    assert (shown.path / "c.txt").read_bytes() == b"1\r\n2\r\n"
+    assert shown.git("status", "--porcelain") == ""
+
+
 async def test_what_is_too_large_is_refused(tmp_path: Path, repo: Repo) -> None:
     repo.commit({"large.bin": os.urandom(2_000_000)}, "large")
     with pytest.raises(RepositoryError, match="history for workspaces cannot be written"):

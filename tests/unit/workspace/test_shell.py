@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -258,6 +259,21 @@ async def test_what_a_command_does_to_git_stays_for_the_next(house: Local, works
     assert await said(house, workspace, "git stash pop -q; git status --short") == " M README.md\n"
     await shell(house, workspace, "rm -rf /tmp/moothall")
     assert await said(house, workspace, "git status --short") == " M README.md\n"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives the folder to another: run as root")
+async def test_git_works_where_the_workspace_belongs_to_somebody_else(house: Local, workspace: LocalWorkspace) -> None:
+    os.chown(workspace._box.upper, 0, 0)
+    workspace._box.upper.chmod(0o777)
+    assert await said(house, workspace, "git status --short; git log --format=%s") == "first\n"
+
+
+async def test_a_command_may_take_longer_than_other_tools(tmp_path: Path) -> None:
+    async with (
+        local(tmp_path, SAMPLE, wall_seconds=0.5) as house,
+        house.workspaces.open(await house.prepared(), "one") as workspace,
+    ):
+        assert await said(house, workspace, "sleep 1; echo done") == "done\n"
 
 
 async def test_older_history_than_the_setting_allows_is_left_out(tmp_path: Path) -> None:
