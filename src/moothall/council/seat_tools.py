@@ -11,6 +11,7 @@ from typing import Any
 from moothall.domain.chat import FunctionCall, FunctionTool
 from moothall.domain.tool import Action
 from moothall.tools.catalogue import ToolSpec
+from moothall.tools.code_tools import USUAL_SECONDS
 
 SUBMIT = "submit"
 BASH, VIEW, EDIT, WRITE = "code.shell", "files.read", "files.edit", "files.write"
@@ -74,7 +75,9 @@ _PATH = {"type": "string", "description": "relative to the root of the repositor
 _SHORT: Mapping[str, _Short] = {
     BASH: _Short(
         "bash",
-        "Run a command in bash. The working directory is kept from call to call, and begins as the root of the repository.",
+        "Run a command in bash. The working directory stays from call to call, and begins as the root of the repository. "
+        f"A command may take {USUAL_SECONDS:g} s, or timeout_seconds. Of long output the head and the tail are shown, and the file that "
+        "holds all of it. git reads the history up to the base commit: log, blame, show, grep, diff, stash.",
         {"command": _TEXT, "timeout_seconds": {"type": "integer", "minimum": 1}},
         ("command",),
         _as_is,

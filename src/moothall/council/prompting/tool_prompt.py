@@ -26,7 +26,7 @@ Read = Callable[[str], Awaitable[str]]
 Look = Callable[[SurveyOrder], Awaitable[Survey]]
 
 GUIDES = ("AGENTS.md", "CLAUDE.md")
-_GUIDE_CHARS = 2_400
+_GUIDE_CHARS, _POINTER_CHARS = 2_400, 200
 _MAP_CHARS = int(900 * CHARS_PER_TOKEN)
 _LISTING_LINES, _LISTING_CHARS = 30, 900
 _FAILED_NAMED, _FAILED_SHOWN, _FAILED_CHARS = 8, 2, 1_200
@@ -166,7 +166,7 @@ def _state(prepared: Prepared, name: str) -> str:
         return "not run yet"
     seconds = f"{run.duration_ms / 1000:.1f} s"
     if not run.cases:
-        return f"{run.verdict}, {seconds}"
+        return f"{run.verdict}{'' if run.verdict == 'passed' else ' before you came'}, {seconds}"
     outcomes = Counter(run.cases.values())
     counted = ", ".join(f"{outcomes[kind]} {kind}" for kind in ("passed", "failed", "errored", "skipped") if outcomes[kind])
     return f"{len(run.cases)} tests, {counted}, {seconds}"
@@ -182,16 +182,19 @@ def seat_prompt(
 
 
 async def _guide(files: Sequence[str], read: Read) -> tuple[str, str]:
-    path = next((name for name in GUIDES if name in files), "")
-    if not path:
-        return "", ""
-    try:
-        text = (await read(path)).strip()
-    except NotFound:
-        return "", ""
+    """Return what the repository tells agents: the first guide that does more than name the other."""
+    found = [(path, (await _text(read, path)).strip()) for path in GUIDES if path in files]
+    path, text = next((one for one in found if len(one[1]) > _POINTER_CHARS), next(iter(found), ("", "")))
     if len(text) > _GUIDE_CHARS:
         text = f"{text[:_GUIDE_CHARS].rpartition(chr(10))[0]}\n[… the rest is in {path}]"
     return path, text
+
+
+async def _text(read: Read, path: str) -> str:
+    try:
+        return await read(path)
+    except NotFound:
+        return ""
 
 
 def _detail(item: Red) -> str:
