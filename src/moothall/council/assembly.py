@@ -164,6 +164,29 @@ class Assembly:
         return "tools" if self.tools is not None else self.mode
 
     @property
+    def limits(self) -> dict[str, Any]:
+        """What bounds each seat and the whole council, for the start event."""
+        seconds = round((self.until - datetime.now(UTC)).total_seconds())
+        return {"turns": self.max_turns, "tokens": self.d.budget.tokens, "calls": self.d.budget.calls, "seconds": seconds}
+
+    @property
+    def models(self) -> list[dict[str, Any]]:
+        """The models of the seats and how they are used, each once, for the start event. Windows and replies are in tokens."""
+        used = {self.d.model_of(seat): one for seat, one in self.seats.items()}
+        return [
+            {
+                "profile": name,
+                "model": one.about.model,
+                "api": one.about.api,
+                "reply": self.reply_mode,
+                "window": one.llm.context_tokens,
+                "window_source": one.about.source,
+                "reply_tokens": one.llm.max_tokens,
+            }
+            for name, one in used.items()
+        ]
+
+    @property
     def attempts(self) -> int:
         """How often a seat may begin, the first time included."""
         most = self.parts.limits.attempts
@@ -290,6 +313,8 @@ async def _fit(models: Mapping[str, NamedModel]) -> Mapping[str, NamedModel]:
         if isinstance(about, BaseException) and not isinstance(about, ModelUnavailable):
             raise about
         known = about if isinstance(about, ModelDescription) else ModelDescription()
+        if one.llm.context_tokens:
+            known = replace(known, source="llm.context_tokens")
         fitted[name] = replace(one, llm=one.llm.fitted(known.window, known.most_tokens), about=known)
     return fitted
 
