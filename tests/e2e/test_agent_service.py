@@ -242,7 +242,7 @@ async def test_what_it_offers_is_what_runs(agent: Caller) -> None:
     health = await agent.HealthCheck(pb.HealthCheckRequest())
     assert (health.healthy, health.uptime_seconds >= 0) == (True, True), health.message
     one = (await agent.GetToolCapability(pb.GetToolCapabilityRequest(tool_id="code.shell"))).tool
-    assert (one.id, one.is_dangerous, one.rate_limit.requests_per_minute) == ("code.shell", True, 10)
+    assert (one.id, one.is_dangerous, one.rate_limit.requests_per_minute) == ("code.shell", True, 60)
     assert one in tools
     with pytest.raises(grpc.aio.AioRpcError) as missing:
         await agent.GetToolCapability(pb.GetToolCapabilityRequest(tool_id="no.tool"))

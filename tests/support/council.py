@@ -167,17 +167,19 @@ async def open_council(
     files: Mapping[str, str | bytes] | None = None,
     limits: LimitSettings | None = None,
     schemas: bool = True,
+    tools: bool = False,
     run_code: RunCode | None = None,
     python: RunnerSettings | None = None,
     **llm: Any,
 ) -> AsyncIterator[CouncilHouse]:
-    """Build it in `folder`. `run_code` runs Python, by the settings `python`; `llm` are settings of the model."""
+    """Build it in `folder`. `run_code` runs Python, by the settings `python`; `tools`: the model calls tools
+    natively. `llm` are settings of the model."""
     repo: Repo = await asyncio.to_thread(make_repo, folder / "repo", dict(files or SAMPLE))
     workspaces = TempWorkspaces(repo, folder / "workspaces")
     workspaces.root.mkdir()
     bus = MemoryBus()
     async with (
-        scripted_model(answer, schemas=schemas) as server,
+        scripted_model(answer, schemas=schemas, tools=tools) as server,
         open_model(
             settings := LlmSettings(
                 **{"retries": 0, "retry_seconds": 0.01, "approaches": "on", "functions": "off", "seats_in_turn": "off", **llm}

@@ -154,7 +154,14 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             budget="tokens, seconds, calls, money",
             deadline="UTC instant",
         ),
-        _spec(_E.DELIBERATION_STARTED, _C.RESULTS, _TASK, seats="the seats, in order"),
+        _spec(
+            _E.DELIBERATION_STARTED,
+            _C.RESULTS,
+            _TASK,
+            seats="the seats, in order",
+            models="of each model: profile, model, api, reply, window, window_source, reply_tokens",
+            limits="turns of a seat; tokens, calls and seconds of all",
+        ),
         _spec(
             _E.DELIBERATION_DECIDED,
             _C.RESPONSES,

@@ -26,6 +26,7 @@ _NAME, _CLOCK = 20, 6
 
 _IMPORTANT = {
     EventType.DELIBERATION_REQUESTED,
+    EventType.DELIBERATION_STARTED,
     EventType.SEAT_PROPOSED,
     EventType.SEAT_REVISED,
     EventType.CHECK_FINISHED,
@@ -162,7 +163,7 @@ class Narrator:
         """Show an event."""
         self._board.take(recorded)
         if self._live is not None:
-            if _is_base(recorded):
+            if _is_base(recorded) or recorded.event.type is EventType.DELIBERATION_STARTED:
                 self._print(recorded)
             return
         self._wait()

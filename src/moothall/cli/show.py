@@ -59,6 +59,31 @@ def _tell_request(data: Mapping[str, Any]) -> tuple[str, str]:
     return f"{count} {'seat' if count == 1 else 'seats'} ({data['role']}), protocol {data['protocol']}{base}", ""
 
 
+_SPELLINGS = {"tools": "native tool calls", "json": "replies in JSON", "blocks": "replies in tagged blocks"}
+
+
+def _started(data: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return which models are used, and how; None of an event of an older version."""
+    models, limits = data.get("models"), data.get("limits")
+    if not isinstance(models, list) or not isinstance(limits, Mapping):
+        return None
+    parts = [_model(one) for one in models if isinstance(one, Mapping)]
+    tokens = limits.get("tokens") or 0
+    budget = f"{tokens:,} tokens" if tokens else "no limit of tokens"
+    return (
+        f"{'; '.join(parts)}; at most {limits.get('turns')} turns a seat, {budget}, {limits.get('seconds', 0) / 60:.0f} min",
+        "",
+    )
+
+
+def _model(one: Mapping[str, Any]) -> str:
+    name = " ".join(part for part in (str(one.get("profile") or ""), str(one.get("model") or "model")) if part)
+    said = one.get("window_source")
+    source = f"from {said}" if said else "a guess, since the server does not say it: set llm.context_tokens"
+    spelling = _SPELLINGS.get(str(one.get("reply")), "")
+    return f"{name}: {spelling}, window {one.get('window', 0):,} tokens ({source}), replies up to {one.get('reply_tokens', 0):,}"
+
+
 def _progress(data: Mapping[str, Any]) -> tuple[str, str]:
     task = str(data["current_task"])
     return (task, "") if task.startswith(BASE) else (f"preparing: {task}", _QUIET)
@@ -141,6 +166,7 @@ def _tell_damage(data: Mapping[str, Any]) -> tuple[str, str]:
 _LINES = {
     EventType.DELIBERATION_REQUESTED: _tell_request,
     EventType.AGENT_PROGRESS: _progress,
+    EventType.DELIBERATION_STARTED: _started,
     EventType.SEAT_STARTED: _seat_started,
     EventType.MODEL_CALLED: _model_called,
     EventType.SEAT_TURN: _turn,

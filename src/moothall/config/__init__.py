@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from moothall.config.agents import (
     AgentSettings,
+    CodeSettings,
     GuardSettings,
     LimitSettings,
     RunnerSettings,
@@ -40,6 +41,7 @@ from moothall.config.settings import Settings, read_settings, secret_values
 __all__ = [
     "AgentSettings",
     "BusSettings",
+    "CodeSettings",
     "ForgeSettings",
     "GraphSettings",
     "GrpcSettings",

@@ -67,6 +67,11 @@ class WorkspaceSettings(Section):
     max_patch_bytes: int = Field(2_000_000, ge=1024)
     max_repository_bytes: int = Field(4_000_000_000, ge=1_000_000)
     max_patch_files: int = Field(1000, ge=1)
+    history_commits: int = Field(
+        10_000,
+        ge=0,
+        description="the newest commits that git in the shell of a workspace shows (log, blame, diff); 0: there is no git",
+    )
     git_seconds: float = Field(120.0, gt=0, description="one git command; a fetch or checkout has setup_seconds")
 
 
@@ -92,6 +97,14 @@ class SandboxSettings(Section):
     disk_bytes: int = Field(1_000_000_000, ge=1_000_000)
     uid: int = Field(64_817, ge=1, description="whom a sandbox runs as where Moothall itself runs as root")
     toolchains: tuple[Path, ...] = Field((), description="folders outside /usr to show read-only; their bin is put on PATH")
+
+
+class CodeSettings(Section):
+    """Code and commands that a model wrote, as `code.shell` runs them. See docs/tools.md."""
+
+    shell_seconds: float = Field(
+        600.0, gt=0, description="the most that a command of code.shell may ask for with timeout_seconds; without, it gets 120"
+    )
 
 
 class AgentSettings(Section):
@@ -161,15 +174,18 @@ class LimitSettings(Section):
 
     agents: int = Field(16, ge=1)
     rounds: int = Field(8, ge=0)
-    turns: int = Field(12, ge=1, description="turns of a seat; the wire's max_iterations lowers it")
+    turns: int = Field(100, ge=1, description="turns of a seat; the wire's max_iterations lowers it")
+    text_turns: int = Field(
+        12, ge=1, description="turns of a seat whose model replies in json or blocks and not by native tool calls"
+    )
     task_chars: int = Field(20_000, ge=100)
     steer_chars: int = Field(4_000, ge=0, description="what may be said to one deliberation under way, all together; 0: nothing")
     map_files: int = Field(1000, ge=0, description="source files that are parsed for what a council is shown first; 0: none")
     map_bytes: int = Field(4_000_000, ge=0, description="of these files, together")
     map_seconds: float = Field(15.0, gt=0, le=15, description="after which a council goes on without")
     deliberation_seconds: float = Field(1800.0, gt=0)
-    tokens: int = Field(1_000_000, ge=0, description="of a deliberation; 0: no limit")
-    calls: int = Field(500, ge=0)
+    tokens: int = Field(5_000_000, ge=0, description="of a deliberation; 0: no limit")
+    calls: int = Field(1_000, ge=0)
     cost_usd: float = Field(0.0, ge=0)
     story_tokens: int = Field(
         20_000_000, ge=0, description="of all deliberations of a story that names no budget of its own; 0: no limit"
@@ -236,7 +252,7 @@ class GuardSettings(Section):
     seat_in_flight: int = Field(4, ge=1, description="tool calls of one seat side by side; more are refused")
     seat_calls: int = Field(400, ge=1, description="tool calls of one seat")
     seat_seconds: float = Field(1200.0, gt=0, description="seconds that one seat's tools may run, together")
-    call_seconds: float = Field(300.0, gt=0, description="one tool call; a tool's own limit may be lower")
+    call_seconds: float = Field(600.0, gt=0, description="one tool call; a tool's own limit may be lower")
     grace_seconds: float = Field(8.0, ge=0, description="what a workspace gets to end a call by itself after its deadline")
     argument_bytes: int = Field(1_000_000, ge=1000, description="arguments of one call, as JSON")
     result_bytes: int = Field(60_000, ge=1000, description="output of a call that the seat sees; more is cut")
@@ -298,5 +314,6 @@ class WorkspaceSections(BaseModel):
     workspace: WorkspaceSettings = WorkspaceSettings()
     jobs: JobSettings = JobSettings()
     sandbox: SandboxSettings = SandboxSettings()
+    code: CodeSettings = CodeSettings()
     runner: RunnerSettings = RunnerSettings()
     wasm: WasmSettings = WasmSettings()

@@ -18,11 +18,13 @@ from moothall.council.growing import Hint
 from moothall.council.judging.recheck import Bench, Judged
 from moothall.council.judging.runs import FreshRuns
 from moothall.council.measuring import Advance
-from moothall.council.prompting import prompts
-from moothall.council.prompting.excerpt import Shown, show
+from moothall.council.prompting import prompts, tool_prompt
+from moothall.council.prompting.excerpt import Look, Read, Shown, show
 from moothall.council.prompting.survey import Survey, Surveyor, SurveyOrder
 from moothall.council.prompting.text import tokens
 from moothall.council.recording import REMOTE, NamedModel, RecordedModel, Recording
+from moothall.council.seat_tools import SeatTools
+from moothall.council.tool_loop import ToolLoop
 from moothall.council.turnstile import Turnstile
 from moothall.domain.budget import Ledger
 from moothall.domain.chat import ChatReply, ChatRequest, Message, ModelDescription, ReplyMode, ReplySchema
@@ -90,7 +92,7 @@ class Sitting:
 
     seat: str
     number: int
-    agent: AgentLoop | None = None
+    agent: AgentLoop | ToolLoop | None = None
     judged: list[Judged] = field(default_factory=list)
     drafts: list[Draft] = field(default_factory=list)
     status: SeatStatus = SeatStatus.UNSTARTED
@@ -132,6 +134,12 @@ class Assembly:
     until: datetime
     sittings: tuple[Sitting, ...]
     seats: Mapping[str, NamedModel]
+    native: bool = False
+    """Whether all models call tools natively."""
+    tools: SeatTools | None = None
+    """What seats call natively; None about text, and where they reply in json or blocks."""
+    judge_system: str = ""
+    """The system message of calls that judge answers; empty: that of the seats."""
     function: Function | None = None
     bench: Bench | None = None
     approaches: tuple[str, ...] = ()
@@ -144,6 +152,39 @@ class Assembly:
     def about_text(self) -> bool:
         """Whether there is no repository."""
         return self.prepared is None
+
+    @property
+    def max_turns(self) -> int:
+        """How many turns a seat has. In json and blocks more of them lead nowhere."""
+        return self.d.max_turns if self.native else min(self.d.max_turns, self.parts.limits.text_turns)
+
+    @property
+    def reply_mode(self) -> ReplyMode:
+        """How seats call tools."""
+        return "tools" if self.tools is not None else self.mode
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What bounds each seat and the whole council, for the start event."""
+        seconds = round((self.until - datetime.now(UTC)).total_seconds())
+        return {"turns": self.max_turns, "tokens": self.d.budget.tokens, "calls": self.d.budget.calls, "seconds": seconds}
+
+    @property
+    def models(self) -> list[dict[str, Any]]:
+        """The models of the seats and how they are used, each once, for the start event. Windows and replies are in tokens."""
+        used = {self.d.model_of(seat): one for seat, one in self.seats.items()}
+        return [
+            {
+                "profile": name,
+                "model": one.about.model,
+                "api": one.about.api,
+                "reply": self.reply_mode,
+                "window": one.llm.context_tokens,
+                "window_source": one.about.source,
+                "reply_tokens": one.llm.max_tokens,
+            }
+            for name, one in used.items()
+        ]
 
     @property
     def attempts(self) -> int:
@@ -172,7 +213,7 @@ class Assembly:
         request = ChatRequest(
             call_id=f"{self.d.task_id}/{step}",
             messages=tuple(messages),
-            max_tokens=most,
+            max_tokens=max(most, self.parts.llm.max_tokens) if self.native else most,  # a strong model thinks before it answers
             schema=schema if self.mode == "json" else None,
             **{"deadline": self.until, "seed": seed_of(self.d.seed, step), **how},
         )
@@ -194,9 +235,30 @@ class Assembly:
         return tuple(sitting for sitting in self.sittings if sitting.judged)
 
 
-async def _show_repository(d: Deliberation, prepared: Prepared, parts: Parts, *, taken: int) -> Shown:
-    """Return what of the repository goes into prompts whose system text takes so many tokens."""
-    room = max(parts.llm.context_tokens - parts.llm.max_tokens - taken - tokens(d.description) - tokens(d.context), 0)
+async def _show(
+    d: Deliberation, prepared: Prepared | None, parts: Parts, specs: Sequence[ToolSpec], mode: ReplyMode, *, python: bool
+) -> tuple[str, Shown | None]:
+    """Return the system message of seats that reply in json or blocks, and what of the repository goes into their prompts."""
+    system = prompts.system_text(specs, mode, python=python, document=bool(d.document))
+    if prepared is None or d.merge:
+        return system, None
+    room = max(parts.llm.context_tokens - parts.llm.max_tokens - tokens(system) - tokens(d.description) - tokens(d.context), 0)
+    read, look = _readers(prepared, parts)
+    shown = await show(prepared, d.description, read, int(room * _CONTEXT_SHARE), look)
+    if not any(spec.name == "files.define" for spec in specs):
+        shown = replace(shown, example=None)  # nothing is shown that may not be used
+    if shown.example is not None:
+        system = prompts.system_text(specs, mode, python=python, example=shown.example)
+    return system, shown
+
+
+async def _survey(d: Deliberation, prepared: Prepared, parts: Parts) -> tool_prompt.Overview:
+    """Return what of the repository goes into the prompts of seats with native tools."""
+    return await tool_prompt.survey_repository(prepared, d.description, *_readers(prepared, parts))
+
+
+def _readers(prepared: Prepared, parts: Parts) -> tuple[Read, Look]:
+    """Return what reads a file of the base, and what surveys it."""
 
     async def read(path: str) -> str:
         return await parts.read(prepared.base, path, _SHOWN_CHARS)
@@ -204,7 +266,7 @@ async def _show_repository(d: Deliberation, prepared: Prepared, parts: Parts, *,
     async def look(order: SurveyOrder) -> Survey:
         return await parts.surveyor.survey(prepared, order) if parts.surveyor else Survey()
 
-    return await show(prepared, d.description, read, int(room * _CONTEXT_SHARE), look)
+    return read, look
 
 
 def grant_of(d: Deliberation, gate: Gate, prepared: Prepared | None) -> Grant:
@@ -233,14 +295,14 @@ def _remote(d: Deliberation, parts: Parts, seats: Mapping[str, NamedModel]) -> M
 
 
 async def _common_mode(models: Iterable[NamedModel]) -> ReplyMode:
-    """Return the best way of replying that all who answer know. Raises what the first that does not answer raised where none does."""
+    """Return the mode of all that answer, and blocks, which every model can write, where they differ. Raises what the first that does not answer raised where none does."""
     found = await asyncio.gather(*(one.model.reply_mode() for one in models), return_exceptions=True)
     wrong = [one for one in found if isinstance(one, BaseException)]
     for error in wrong:
         if len(wrong) == len(found) or not isinstance(error, ModelUnavailable):
             raise error
-    # Native calls need a loop of their own: until there is one, such a model replies in JSON.
-    return "blocks" if "blocks" in found else "json"
+    modes = {one for one in found if not isinstance(one, BaseException)}
+    return modes.pop() if len(modes) == 1 else "blocks"
 
 
 async def _fit(models: Mapping[str, NamedModel]) -> Mapping[str, NamedModel]:
@@ -251,6 +313,8 @@ async def _fit(models: Mapping[str, NamedModel]) -> Mapping[str, NamedModel]:
         if isinstance(about, BaseException) and not isinstance(about, ModelUnavailable):
             raise about
         known = about if isinstance(about, ModelDescription) else ModelDescription()
+        if one.llm.context_tokens:
+            known = replace(known, source="llm.context_tokens")
         fitted[name] = replace(one, llm=one.llm.fitted(known.window, known.most_tokens), about=known)
     return fitted
 
@@ -268,23 +332,27 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
     facts = Facts(parts.log, d, parts.source, recording.known, Advance(d, recording.progress) if d.agent else None)
     ledger = Ledger(d.budget)
     used = _open_models(d, parts)
-    mode: ReplyMode = "blocks" if d.merge else await _common_mode(used.values())
+    found: ReplyMode = "blocks" if d.merge else await _common_mode(used.values())
+    native = found == "tools"
+    mode: ReplyMode = "blocks" if native else found
     used = {name: replace(one, llm=one.llm.fitted(0)) for name, one in used.items()} if d.merge else await _fit(used)
     seats = {seat: used[d.model_of(seat)] for seat in d.seats}
     parts = replace(parts, model=used[d.model].model, llm=_common(used.values()))
     grant = grant_of(d, parts.gate, prepared)
     specs = parts.gate.list_tools(d.tenant, grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
-    python = parts.run_code is not None and bool(specs) and parts.llm.context_tokens >= parts.python.offer_from_tokens
-    system = prompts.system_text(specs, mode, python=python, document=bool(d.document))
-    shown = await _show_repository(d, prepared, parts, taken=tokens(system)) if prepared is not None and not d.merge else None
-    if shown is not None and not any(spec.name == "files.define" for spec in specs):
-        shown = replace(shown, example=None)  # nothing is shown that may not be used
-    if shown is not None and shown.example is not None:
-        system = prompts.system_text(specs, mode, python=python, example=shown.example)
-    functions = parts.llm.functions == "on" or (parts.llm.functions == "auto" and parts.llm.base_url is None)
-    function = None
-    if functions and shown is not None and prepared is not None and any(spec.name == DEFINE for spec in specs):
-        function = function_of(d.description, shown, prepared.files)
+    tools = SeatTools.of(specs) if native and specs else None
+    python, function = False, None
+    example: tuple[Action, ...] = ()
+    if tools is not None and prepared is not None:
+        system = tool_prompt.system_text(shell=tools.has_shell)
+        shared = tool_prompt.shared_text(d, await _survey(d, prepared, parts), prepared)
+    else:
+        python = parts.run_code is not None and bool(specs) and parts.llm.context_tokens >= parts.python.offer_from_tokens
+        system, shown = await _show(d, prepared, parts, specs, mode, python=python)
+        shared, example = prompts.shared_text(d, shown), prompts.example_of(shown)
+        functions = parts.llm.functions == "on" or (parts.llm.functions == "auto" and parts.llm.base_url is None)
+        if functions and shown is not None and prepared is not None and any(spec.name == DEFINE for spec in specs):
+            function = function_of(d.description, shown, prepared.files)
     now = datetime.now(UTC)
     left = max((d.deadline - now).total_seconds(), 0.0)
     until = d.deadline - timedelta(seconds=min(_CLOSING_SECONDS, left * 0.05))
@@ -312,12 +380,15 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
         specs=specs,
         python=python,
         system=system,
-        shared=prompts.shared_text(d, shown),
-        example=prompts.example_of(shown),
+        shared=shared,
+        example=example,
         work_until=until - timedelta(seconds=min(_GRACE_SECONDS, left * _GRACE_SHARE)),
         until=until,
         sittings=tuple(Sitting(seat, number) for number, seat in enumerate(d.seats, d.fork.number if d.fork else 0)),
         seats=seats,
+        native=native,
+        tools=tools,
+        judge_system=prompts.JUDGE if native else "",
         function=None if d.is_answer("") else function,
         bench=_bench(d, prepared, parts, facts) if prepared else None,
     )

@@ -162,7 +162,7 @@ async def stand(
     workspace raises.
     """
     try:
-        patch = await _commit(place.turn.context, message, clean)
+        patch = await commit_changes(place.turn.context, message, clean)
     except PatchRefused as error:
         return replace(state, refused=error, green=False, proven=False), False
     if patch.diff == (state.patch.diff if state.patch is not None else ""):
@@ -170,8 +170,8 @@ async def stand(
     return await _look(place, prepared, patch, seconds), True
 
 
-async def _commit(context: SeatContext, message: str, clean: Clean) -> Patch:
-    """Raise `PatchRefused` for what may not be changed, and for what certainly writes a key, whole or in parts: what is doubtful is shown when
+async def commit_changes(context: SeatContext, message: str, clean: Clean) -> Patch:
+    """Return what the workspace holds as a commit. Raise `PatchRefused` for what may not be changed, and for what certainly writes a key, whole or in parts: what is doubtful is shown when
     it is judged.
     """
     patch = await context.workspace.patch(message)

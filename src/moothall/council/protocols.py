@@ -75,7 +75,9 @@ async def deliberate(d: Deliberation, prepared: Prepared | None, parts: Parts, r
     except MoothallError as error:
         await _nobody_sits(Facts(parts.log, d, parts.source, recording.known), error)
         return
-    await council.facts.say(EventType.DELIBERATION_STARTED, "", seats=list(d.seats), protocol=d.protocol, reply_mode=council.mode)
+    await council.facts.say(
+        EventType.DELIBERATION_STARTED, "", seats=list(d.seats), protocol=d.protocol, reply_mode=council.reply_mode
+    )
     try:
         await _sit(council)
     except asyncio.CancelledError as error:

@@ -27,6 +27,8 @@ from moothall.ports import ChatModel
 log = telemetry.get_logger(__name__)
 
 _MILLION = 1_000_000
+_RECORDED = ("finish_reason", "usage", "model", "duration_ms", "digits", "calls", "reasoning")
+"""The fields of a reply that are recorded under their own names."""
 REMOTE = "elsewhere"
 """The phase of a call that asks a remote agent."""
 
@@ -73,7 +75,7 @@ class Recording:
                 data = event.data
                 if isinstance(heard := data.get("told"), list | tuple):
                     told.setdefault(str(data.get("call_id")), tuple(map(str, heard)))
-                said = {name: data[name] for name in ("finish_reason", "usage", "model", "duration_ms", "digits") if name in data}
+                said = {name: data[name] for name in _RECORDED if name in data}
                 try:
                     answers.setdefault(str(data.get("call_id")), load(ChatReply, {"text": data.get("answer"), **said}))
                 except InvalidRequest as error:
@@ -220,6 +222,12 @@ class RecordedModel:
             finish_reason=reply.finish_reason,
             duration_ms=reply.duration_ms,
             **({"digits": dump(reply)["digits"]} if reply.digits else {}),
+            **(
+                {"calls": [dump(replace(call, arguments=self._clean(call.arguments))) for call in reply.calls]}
+                if reply.calls
+                else {}
+            ),
+            **({"reasoning": reply.reasoning} if reply.reasoning else {}),
             **({"told": list(told)} if (told := self._told.get(request.call_id)) else {}),
         )
         self._heard[request.call_id] = reply
@@ -251,7 +259,9 @@ class RecordedModel:
         known = self._clean_ones.get(message)
         if known is None:
             content = self._clean(message.content)
-            known = message if content == message.content else replace(message, content=content)
+            calls = tuple(replace(call, arguments=self._clean(call.arguments)) for call in message.calls)
+            same = content == message.content and calls == message.calls
+            known = message if same else replace(message, content=content, calls=calls)
             self._clean_ones[message] = known
         return known
 
@@ -260,6 +270,6 @@ class RecordedModel:
 
 
 def _estimate(llm: LlmSettings, messages: tuple[Message, ...], max_tokens: int) -> Usage:
-    prompt = sum(tokens(message.content) for message in messages)
+    prompt = sum(tokens(text) for message in messages for text in (message.content, *(call.arguments for call in message.calls)))
     price = (prompt * llm.price_in + max_tokens * llm.price_out) / _MILLION
     return Usage(prompt_tokens=prompt, completion_tokens=max_tokens, calls=1, cost_usd=price)

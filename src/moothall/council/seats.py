@@ -28,10 +28,13 @@ from moothall.council.course import (
 from moothall.council.judging.recheck import Judged, facts_text
 from moothall.council.judging.reviews import review_text
 from moothall.council.judging.runs import workspace_name
-from moothall.council.prompting import prompts
+from moothall.council.prompting import prompts, tool_prompt
 from moothall.council.prompting.reply import MalformedReplyError, approaches_schema, read_approaches
 from moothall.council.remote import ask_remote
+from moothall.council.seat_tools import SeatTools
 from moothall.council.subagents import SubAgents
+from moothall.council.tool_chat import ToolChat
+from moothall.council.tool_loop import ToolLoop
 from moothall.council.turns import TOO_EARLY, UNUSABLE
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
@@ -74,10 +77,10 @@ async def find_approaches(council: Assembly, count: int) -> None:
     """Ask once for distinct approaches. Where that fails, built-in ones serve; `seat.started` says which.
 
     The small local model does worse with any approach in its prompt (right at the first turn 19 times in 36 with one, 26 in
-    30 without): under `auto` its seats differ by temperature and seed alone.
+    30 without): under `auto` its seats differ by temperature and seed alone. Seats with native tools differ by how they begin.
     """
     llm = council.parts.llm
-    wanted = llm.approaches == "on" or (llm.approaches == "auto" and llm.base_url is not None)
+    wanted = llm.approaches == "on" or (llm.approaches == "auto" and llm.base_url is not None and not council.native)
     if count < 2 or not wanted:  # noqa: PLR2004  # one seat needs no distinction
         return
     council.approaches = tuple(BUILT_IN_APPROACHES[number % len(BUILT_IN_APPROACHES)] for number in range(count))
@@ -107,8 +110,10 @@ async def propose(council: Assembly, sitting: Sitting) -> None:
     await _sit(council, sitting, _propose(council, sitting), council.work_until)
 
 
-def _new_agent(council: Assembly, sitting: Sitting, approach: str, warmth: float) -> AgentLoop:
+def _new_agent(council: Assembly, sitting: Sitting, approach: str, warmth: float) -> AgentLoop | ToolLoop:
     d = council.d
+    if council.tools is not None:
+        return _new_tool_loop(council, council.tools, sitting, warmth)
     voice = Voice(council.mode, warmth, d.seed, way=sitting.number)
     talk = Conversation(
         d.task_id,
@@ -140,6 +145,24 @@ def _new_agent(council: Assembly, sitting: Sitting, approach: str, warmth: float
         example=council.example,
         resumes=d.fork.step if d.fork else "",
     )
+
+
+def _new_tool_loop(council: Assembly, tools: SeatTools, sitting: Sitting, warmth: float) -> ToolLoop:
+    d, question = council.d, council.d.is_answer("")
+    head = tool_prompt.seat_prompt(
+        council.system,
+        council.shared,
+        d.role,
+        sitting.number,
+        shell=tools.has_shell,
+        question=question,
+        turns=council.max_turns,
+    )
+    llm = council.seats[sitting.seat].llm
+    chat = ToolChat(
+        d.task_id, sitting.seat, head, model=council.model, llm=llm, tools=tools.offered, temperature=warmth, seed=d.seed
+    )
+    return ToolLoop(chat, tools, council.parts.limits, facts=council.facts, role=d.role, question=question)
 
 
 async def _sit_down(council: Assembly, sitting: Sitting, approach: str, warmth: float) -> None:
@@ -235,8 +258,11 @@ def _round(council: Assembly, round_: int) -> tuple[str, datetime]:
 
 async def _draft(council: Assembly, sitting: Sitting, round_: int, start: Draft | None = None) -> Draft:
     """Return what the seat's agent comes to in a round; about a repository, from `start` on."""
+    agent = _agent(sitting)
+    if council.prepared is None and isinstance(agent, AgentLoop):
+        return await agent.answer(*_round(council, round_))
     if council.prepared is None:
-        return await _agent(sitting).answer(*_round(council, round_))
+        raise AssertionError("a seat with native tools works on a repository")
     return await _work(council, sitting, council.prepared, round_, start)
 
 
@@ -245,15 +271,16 @@ async def _work(council: Assembly, sitting: Sitting, prepared: Prepared, round_:
     the first message, as often as the settings allow; a revision does not. The best that its attempts came to is returned.
     """
     agent = _agent(sitting)
-    attempts = 1 if start else council.attempts
+    attempts = 1 if start or isinstance(agent, ToolLoop) else council.attempts
     best: Draft | None = None
     refused: PatchRefused | None = None
     first, meter = 1, Meter()
     for number in range(1, attempts + 1):
-        agent.begin(number)
+        if isinstance(agent, AgentLoop):
+            agent.begin(number)
         try:
             name = (*([f"r{round_}"] if round_ else ()), *([f"a{number}"] if number > 1 else ()))
-            turns = range(first, council.d.max_turns + 1)
+            turns = range(first, council.max_turns + 1)
             attempt = await _attempt(council, sitting, prepared, name, meter, round_=round_, turns=turns, start=start)
         except (NoChanges, OutOfTurns, MalformedReplies, PatchRefused, BudgetExceeded, DeadlineExceeded):
             if best is None:
@@ -263,12 +290,12 @@ async def _work(council: Assembly, sitting: Sitting, prepared: Prepared, round_:
             best = attempt.draft
         refused = attempt.refused or refused
         first, sitting.circles = attempt.turn + 1, attempt.stuck
-        if not attempt.stuck or first > council.d.max_turns:
+        if not attempt.stuck or first > council.max_turns:
             break
     if best is None:
         if sitting.circles == UNUSABLE and refused is None:
             raise malformed_replies(f"in each attempt it gave {UNUSABLE} again", agent.unusable, council.d.task_id)
-        raise refused or _error_of_nothing(sitting.circles, first - 1, council.d.max_turns)
+        raise refused or _error_of_nothing(sitting.circles, first - 1, council.max_turns)
     return best
 
 
@@ -362,7 +389,7 @@ def _coding_of(council: Assembly, seat: str, voice: Voice) -> Coding | None:
     return Coding(parts.run_code, parts.python, agents.run)
 
 
-def _agent(sitting: Sitting) -> AgentLoop:
+def _agent(sitting: Sitting) -> AgentLoop | ToolLoop:
     if sitting.agent is None:
         raise AssertionError(f"{sitting.seat} was not taken")
     return sitting.agent

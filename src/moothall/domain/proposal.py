@@ -94,6 +94,8 @@ class SeatOutcome:
 
 _WORK, _PROPOSED, _CHECKED, _REVIEWED = 0.6, 0.7, 0.8, 0.9  # of a seat's way, where its turns, then these are behind it
 
+_USUAL_TURNS = 12  # few seats take more, whatever they may take
+
 
 def way(
     turns: int, most: int, *, proposed: bool = False, checked: bool = False, reviewed: bool = False, ended: bool = False
@@ -103,7 +105,7 @@ def way(
         return 1.0
     if proposed:
         return _REVIEWED if reviewed else _CHECKED if checked else _PROPOSED
-    return min(1.0, turns / max(1, most)) * _WORK
+    return min(1.0, turns / max(1, min(most, _USUAL_TURNS))) * _WORK
 
 
 @dataclass(frozen=True, slots=True)

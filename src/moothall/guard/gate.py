@@ -237,7 +237,7 @@ class Gate:
 
     def _seconds(self, seat: SeatContext, call: ToolCall, checked: CheckedCall) -> float:
         until = min(call.deadline, seat.deadline) - datetime.now(UTC)
-        return min(until.total_seconds(), checked.spec.timeout_seconds, self._limits.call_seconds)
+        return min(until.total_seconds(), checked.spec.call_seconds(checked.arguments), self._limits.call_seconds)
 
     def _fit(self, result: ToolResult, call: ToolCall, checked: CheckedCall, note: str) -> ToolResult:
         """What comes out of a workspace is untrusted: it answers this call, and only so much of it."""

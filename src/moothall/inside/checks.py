@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 
 from moothall.inside.cases import ERRORED, FAILED, FOLDER, PASSED, RED
 
@@ -130,15 +131,16 @@ def command(
     argv = tuple(f"{part}:{PLUGINS}" if part.startswith("PYTHONPATH=") else part for part in argv)  # after `env`
     if is_pytest(argv):
         return _pytest(argv, cases or paths, keyword)
+    if not {*cases}.isdisjoint(paths):
+        # A new test file among the cases has no cases yet: the files are run whole.
+        cases = [case for case in cases if case not in paths and _is(argv, "go", "test")]
     if _is_unittest(argv) or _django(argv) >= 0:
         return _unittest(argv, paths, cases)
     if _is(argv, "go", "test"):
         return _go(argv, paths, cases, seconds)
     if _is(argv, "cargo", "test", "t", "nextest"):
         return _cargo(argv, paths, cases)
-    if paths and argv and _program(argv[0]) in _NODE - {"node", "npx"}:
-        return (*argv, "--", *_operands(paths)) if "--" not in argv else (*argv, *_operands(paths))
-    return argv
+    return _node(argv, paths) if paths else argv
 
 
 def _split(argv: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -190,16 +192,23 @@ def _go(argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str], secon
     options = [] if "-json" in said else ["-json"]
     if seconds and not any(part.startswith("-timeout") for part in said):
         options.append(f"-timeout={max(1, round(_GO_FACTOR * seconds))}s")
-    packages: tuple[str, ...] = ()
-    if paths:
-        packages = tuple(dict.fromkeys("./" + path.rpartition("/")[0].removeprefix("./") for path in paths))
     tests = [case.partition("::") for case in cases if re.fullmatch(r"[\w.~/-]+(::.+)?", case)]
-    if tests:
-        packages = tuple(dict.fromkeys(package for package, _, _ in tests))
+    folders = ("./" + path.rpartition("/")[0].removeprefix("./") for path in paths)
+    packages = tuple(dict.fromkeys((*(package for package, _, _ in tests), *folders)))
+    if tests and not paths:
         names = dict.fromkeys(name.partition("/")[0] for _, _, name in tests if name)
         if names:
             options.append(f"-run=^({'|'.join(re.escape(name) for name in names)})$")
     return (*argv[:2], *options, *((part for part in said if part != "./...") if packages else said), *packages)
+
+
+def _node(argv: tuple[str, ...], paths: Sequence[str]) -> tuple[str, ...]:
+    if argv[:2] == ("npm", "exec") and "--call" in argv:  # what follows its command is no argument of that command
+        at = argv.index("--call") + 1
+        return (*argv[:at], f"{argv[at]} {shlex.join(_operands(paths))}", *argv[at + 1 :])
+    if argv and _program(argv[0]) in _NODE - {"node", "npx"}:
+        return (*argv, "--", *_operands(paths)) if "--" not in argv else (*argv, *_operands(paths))
+    return argv
 
 
 def _cargo(argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import time
 from moothall.inside.confinement import spare_the_others
 from moothall.inside.ended import CommandEnd
 from moothall.inside.pressure import Contention
-from moothall.inside.processes import Seen, kill_all, read_pss, sample
+from moothall.inside.processes import Seen, kill_all, read_pss, running_commands, sample
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from moothall.inside.checking import Checking
+    from moothall.inside.shell import Output
     from moothall.inside.talk import Talk
 
 
@@ -32,6 +33,9 @@ _SAMPLE_SECONDS = 0.05
 _OUTPUT_FACTOR = 100  # a command that prints this many times what is kept is stopped
 _HINT_BYTES = 4000
 _NICE = 5
+_INTERRUPT_SECONDS = 2.0
+_LINGER_SECONDS, _LINGER_STEP_MS = 0.5, 20
+_NAMED = 5
 _STILL_SECONDS = 2.0  # that the watch wakes late
 _NEVER = float("inf")
 _BY_SHELL = 128  # a shell ends with this and the number of the signal that ended its command
@@ -118,7 +122,8 @@ def _become(argv: Sequence[str], cwd: str, env: Mapping[str, str], walls: Walls)
         if not walls.in_cgroup:
             resource.setrlimit(resource.RLIMIT_DATA, (walls.memory_bytes, walls.memory_bytes))
         os.nice(_NICE)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; other programs expect the default
+        # Python ignores the first two, and the executor the third; other programs expect the default.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         spare_the_others()
         os.execvpe(argv[0], list(argv), dict(env))  # noqa: S606 - no shell is what we want
@@ -137,11 +142,13 @@ def run(
     stopped: Callable[[], str],
     side: Talk | None = None,
     reader: Checking | None = None,
+    shell: Output | None = None,
 ) -> CommandEnd:
     """Run a command to its end, or to the first wall. `wakeup` is a descriptor to listen to meanwhile:
     when it is readable `stopped` is called, and what it returns, unless empty, ends the command with that status.
+    `shell` keeps the output of a command of the shell, which is interrupted before it is ended, so that it can say where it was.
     """
-    return _watch(lambda: _become(argv, cwd, env, walls), walls, wakeup, stopped, side, reader=reader)
+    return _watch(lambda: _become(argv, cwd, env, walls), walls, wakeup, stopped, side, reader=reader, shell=shell)
 
 
 def call(function: Callable[[], bytes], *, walls: Walls, wakeup: int, stopped: Callable[[], str]) -> CommandEnd:
@@ -170,6 +177,7 @@ def _watch(
     side: Talk | None = None,
     *,
     reader: Checking | None = None,
+    shell: Output | None = None,
 ) -> CommandEnd:
     begun = time.monotonic()
     reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -184,15 +192,22 @@ def _watch(
     if side:
         side.close_theirs()
     watch = _Watch(reading, os.pidfd_open(pid), wakeup, walls=walls, begun=begun, side=side, reader=reader)
+    left: list[str] = []
+    if shell:
+        watch.kept = shell
     try:
         status = watch.until_end(stopped)
         seconds = time.monotonic() - begun
+        if shell and status == "timeout":
+            watch.interrupt()
         if status:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         _, waited, used = os.wait4(pid, 0)
         if waited:  # what it left tells why, if it was quicker than the samples
             sample(watch.seen)
+        if shell and not status:
+            left = watch.linger()
         kill_all()
         watch.drain()
         if reader:
@@ -211,6 +226,7 @@ def _watch(
         cpu_ms=round(cpu * 1000),
         max_rss_bytes=max(used.ru_maxrss * 1024, watch.seen.memory),
         contended=watch.contended,
+        left=tuple(left[:_NAMED]),
     )
 
 
@@ -220,7 +236,8 @@ class _Watch:
     def __init__(
         self, reading: int, leader: int, wakeup: int, *, walls: Walls, begun: float, side: Talk | None, reader: Checking | None
     ) -> None:
-        self.kept, self.seen = _Kept(walls.output_bytes), Seen()
+        self.kept: _Kept | Output = _Kept(walls.output_bytes)
+        self.seen = Seen()
         self._reading, self._leader, self._wakeup = reading, leader, wakeup
         self._walls, self._deadline, self._last = walls, begun + walls.wall_seconds, begun + walls.most_seconds
         self._contention, self._looked = Contention(), 0.0
@@ -295,6 +312,29 @@ class _Watch:
             else:
                 self._poll.unregister(self._side.ours)
 
+    def interrupt(self) -> None:
+        """Interrupt the command as Ctrl-C does, and take what it prints until it has ended, for a moment at most."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGINT)
+        poll, end = select.poll(), time.monotonic() + _INTERRUPT_SECONDS
+        poll.register(self._reading, select.POLLIN)
+        poll.register(self._leader, select.POLLIN)
+        while (rest := end - time.monotonic()) > 0:
+            ready = {at for at, _ in poll.poll(rest * 1000)}
+            if self._reading in ready and not self._take():
+                poll.unregister(self._reading)
+            if self._leader in ready:
+                return
+
+    def linger(self) -> list[str]:
+        """Give what the command left running, such as a `tee`, a moment to end by itself; return what did not."""
+        poll, end = select.poll(), time.monotonic() + _LINGER_SECONDS
+        poll.register(self._reading, select.POLLIN)
+        while (left := running_commands()) and time.monotonic() < end:
+            if poll.poll(_LINGER_STEP_MS) and not self._take():
+                poll.unregister(self._reading)
+        return left
+
     def drain(self) -> None:
         """Take what is still in the pipe, now that nobody writes to it any more."""
         os.set_blocking(self._reading, False)
@@ -308,10 +348,15 @@ class _Watch:
         os.close(self._leader)
 
     def _read(self) -> None:
-        if data := os.read(self._reading, 1 << 16):
-            self._keep(data)
-        else:
+        if not self._take():
             self._poll.unregister(self._reading)
+
+    def _take(self) -> bool:
+        """Keep what is in the pipe; False where nobody can write to it any more."""
+        data = os.read(self._reading, 1 << 16)
+        if data:
+            self._keep(data)
+        return bool(data)
 
     def _keep(self, data: bytes) -> None:
         self.kept.add(self._reader.feed(data) if self._reader else data)

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 class CommandEnd:
     """`status` is a tool status; `output` is head and tail of what was printed; `total` all its bytes; `contended` the
-    seconds in which it wanted a core and the machine had too few.
+    seconds in which it wanted a core and the machine had too few. `left` names the processes that were ended with it.
     """
 
-    __slots__ = ("contended", "cpu_ms", "exit_code", "max_rss_bytes", "output", "seconds", "status", "total")
+    __slots__ = ("contended", "cpu_ms", "exit_code", "left", "max_rss_bytes", "output", "seconds", "status", "total")
 
     def __init__(
         self,
@@ -25,10 +25,11 @@ class CommandEnd:
         cpu_ms: int,
         max_rss_bytes: int,
         contended: float = 0.0,
+        left: tuple[str, ...] = (),
     ) -> None:
         self.status, self.exit_code, self.output, self.total = status, exit_code, output, total
         self.seconds, self.cpu_ms, self.max_rss_bytes = seconds, cpu_ms, max_rss_bytes
-        self.contended = contended
+        self.contended, self.left = contended, left
 
     def usage(self) -> dict[str, int]:
         """Return what the kernel measured, children included."""

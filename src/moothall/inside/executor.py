@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from moothall.inside.shell import Shell
+
     Message = dict[str, Any]
 
 _SEARCH_SECONDS = 15.0
@@ -49,6 +51,7 @@ class Executor:
         self._waiting: list[Message] = []
         self._current = -1
         self._talk: Talk | None = None
+        self._shell: Shell | None = None
         self._root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def serve(self) -> None:
@@ -156,6 +159,8 @@ class Executor:
             return self._run_block(argv, request)
         if request.get("check"):
             return self._run_check(argv, request)
+        if request.get("shell_state"):
+            return self._run_shell(argv, request)
         cwd = os.path.join(ROOT, str(request.get("folder") or ""))  # noqa: PTH118 - pathlib costs start time
         ended = run(argv, cwd=cwd, env=request["env"], walls=self._walls(request), wakeup=self._link, stopped=self._find_stop)
         return ended.document()
@@ -180,6 +185,31 @@ class Executor:
             )
 
         return checking.run(once, float(request["limits"]["wall_seconds"]))
+
+    def _run_shell(self, argv: tuple[str, ...], request: Message) -> Message:
+        from moothall.inside.shell import Shell  # costs start time, and many workspaces run no command
+
+        shell = self._shell = self._shell or Shell(int(self._options["memory_bytes"]))
+        order = request["shell_state"]
+        note, output = shell.begin(), shell.output()
+        folder = ROOT if order["session"] else shell.folder
+        try:
+            with shell.git(str(order["history"])):
+                ended = run(
+                    argv,
+                    cwd=folder,
+                    env=request["env"],
+                    walls=self._walls(request),
+                    wakeup=self._link,
+                    stopped=self._find_stop,
+                    shell=output,
+                )
+        finally:
+            output.close()
+            shell.tidy()
+        if not order["session"]:
+            shell.end()
+        return {**ended.document(), "folder": shell.folder, "left": ended.left, "note": note}
 
     def _run_block(self, argv: tuple[str, ...], request: Message) -> Message:
         """Run a command that asks something meanwhile, over a socket whose number is its last argument."""

@@ -8,6 +8,7 @@ import signal
 import time
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_SHOWN = 100
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -39,6 +40,22 @@ def others() -> list[str]:
     """Return the pids of this namespace besides init and this process."""
     own = {"1", str(os.getpid())}
     return [name for name in os.listdir("/proc") if name.isdigit() and name not in own]  # noqa: PTH208 - often; names are enough
+
+
+def running_commands() -> list[str]:
+    """Return the beginnings of the command lines of the processes here that have not ended."""
+    found = []
+    for pid in others():
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - as below
+                ended = file.read().rpartition(b")")[2].split()[0] in b"ZX"
+            with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123 - as below
+                words = file.read(_SHOWN).decode("utf-8", "replace").split("\0")
+        except OSError:
+            continue
+        if not ended:
+            found.append(" ".join(words).strip() or f"process {pid}")
+    return found
 
 
 def sample(seen: Seen) -> None:

@@ -18,6 +18,7 @@ from moothall.repositories.objects import Change
 
 # Never part of a change, so never read: a build may leave gigabytes of them.
 _LEFT_OUT = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "node_modules", ".venv"})
+_GIT = ".git"  # what a git inside keeps for itself; no commit can hold a path with such a name
 _OPAQUE = "user.overlay.opaque"
 _MAX_DEPTH = 100
 _DEEPEST = 2 * _MAX_DEPTH  # what a build may need meanwhile
@@ -56,6 +57,8 @@ def _walk(root: int, base_folders: frozenset[str], caps: ChangeCaps) -> Iterator
                 continue
             name = level.names.pop()
             below = f"{level.path}/{name}" if level.path else name
+            if name == _GIT:
+                continue
             seen += 1
             if seen > caps.entries:
                 raise PatchRefused(f"more than {caps.entries} files were written; delete what is not part of the change")

@@ -51,10 +51,11 @@ _NO_CAPS = OutputCaps()
 _TREES_KEPT = 16  # a few commits are in use at a time
 _PARTIAL = re.compile(r"promisor|lazy fetching disabled")
 _LIST_BYTES = 1_000_000  # of a .gitignore or .gitattributes
-_LEFT_OUT = (
+LEFT_OUT = (
     *("__pycache__", "*.py[co]", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".coverage"),
     *("node_modules", ".venv", "*.egg-info"),
 )
+"""What tools and set-ups leave in a work tree: never part of a patch unless the base has it."""
 _WHO = {
     f"GIT_{who}_{what}": value
     for who in ("AUTHOR", "COMMITTER")
@@ -422,7 +423,7 @@ class TrustedClone:
         self, base_sha: str, old: Mapping[str, TreeEntry], changes: Sequence[Change]
     ) -> tuple[list[Change], dict[str, str]]:
         """Return the changes without new files that are ignored, and these with the rules that name them."""
-        wanted = [change for change in changes if change.path in old or not patch_rules.matches(_LEFT_OUT, change.path)]
+        wanted = [change for change in changes if change.path in old or not patch_rules.matches(LEFT_OUT, change.path)]
         patch_rules.check_changes(
             [patch_rules.RawChange(change.path) for change in wanted], patch_rules.ChangeLimits(files=len(wanted))
         )

@@ -2,13 +2,15 @@
 
 Nothing that a piece started outlives it, so a session is kept as files in the sandbox's own /tmp: gone with the workspace,
 seen by nobody else. Python keeps imports, functions, classes and every value that can be pickled; the shell its folder,
-variables and functions; Node what was put on `globalThis`. What could not be kept is said.
+variables and functions, and its folder without a session, too; Node what was put on `globalThis`. What could not be kept is said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from moothall.inside import shell
 
 _FOLDER = "/tmp/moothall-sessions"  # noqa: S108 - inside the sandbox
 
@@ -74,22 +76,24 @@ sys.stdout.flush()
 sys.exit(failed)
 """
 
-# Names of ours begin with moothall_, so that the piece may use any other and finds none of ours in its way.
-_SHELL = r"""
+# Names of ours begin with moothall_, so that the piece may use any other and finds none of ours in its way. All stands on one line,
+# so that bash counts the lines of the piece from 1. Without a session only the folder stays, which the executor reads.
+_SHELL = "; ".join(
+    line.strip()
+    for line in r"""
 moothall_session=$1; moothall_code=$2; moothall_state={folder}/shell-$1; set --
-if [ -n "$moothall_session" ] && [ -f "$moothall_state" ]; then
-  . "$moothall_state" 2>/dev/null; cd "$moothall_at" 2>/dev/null || cd /workspace
-fi
-moothall_keep() {{
-  [ -n "$moothall_session" ] || return 0
-  mkdir -p {folder}
-  {{ declare -p | grep -vE '^declare -[a-zA-Z]*r[a-zA-Z]* |^declare -[^ ]+ (BASH|SHELLOPTS|PPID|UID|EUID|FUNCNAME|_=|moothall_)'
-    printf 'moothall_at=%q\n' "$PWD"
-    declare -f | sed '/^moothall_keep ()/,/^}}/d'; }} > "$moothall_state.new" 2>/dev/null && mv "$moothall_state.new" "$moothall_state"
-}}
-trap moothall_keep EXIT
+if [ -n "$moothall_session" ] && [ -f "$moothall_state" ]; then . "$moothall_state" 2>/dev/null
+cd "$moothall_at" 2>/dev/null || cd /workspace; fi
+moothall_keep() {{ if [ -z "$moothall_session" ]; then builtin pwd -P >| {shell}/folder
+return 0; fi
+mkdir -p {folder}
+{{ declare -p | grep -vE '^declare -[a-zA-Z]*r[a-zA-Z]* |^declare -[^ ]+ (BASH|SHELLOPTS|PPID|UID|EUID|FUNCNAME|_=|moothall_)'
+printf 'moothall_at=%q\n' "$PWD"
+declare -f | sed '/^moothall_keep ()/,/^}}/d'; }} > "$moothall_state.new" 2>/dev/null && mv "$moothall_state.new" "$moothall_state"; }}
+trap 'moothall_keep 2>/dev/null' EXIT
 eval -- "$moothall_code"
-"""
+""".strip().splitlines()
+)
 
 _NODE = r"""
 const fs = require('fs'), vm = require('vm'), v8 = require('v8'), path = require('path');
@@ -131,7 +135,8 @@ def command(tool: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
         case "code.python":
             return ("python3", "-c", _PYTHON.format(folder=_FOLDER), session, str(arguments["code"]))
         case "code.shell":
-            return ("bash", "-c", _SHELL.format(folder=_FOLDER), "code.shell", session, str(arguments["command"]))
+            script = _SHELL.format(folder=_FOLDER, shell=shell.FOLDER)
+            return ("bash", "-c", script, "bash", session, str(arguments["command"]))
         case "code.node":
             return ("node", "-e", _NODE.format(folder=_FOLDER), "--", session, str(arguments["code"]))
     raise KeyError(tool)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from moothall.tools.arguments import Arguments, NoArguments, must_match
 from moothall.tools.outputs import Output
-from moothall.tools.spec import Caps, Cost, Danger, Example, Requirements, ToolSpec
+from moothall.tools.spec import Caps, Cost, Danger, Example, Rate, Requirements, ToolSpec
 
 Code = Annotated[str, Field(min_length=1, max_length=100_000)]
 Session = Annotated[str, Field(max_length=40), must_match(r"[a-z0-9][a-z0-9-]*", "a session's name such as a-1")]
@@ -22,9 +22,10 @@ class RunCode(Arguments):
 
 
 class RunShell(Arguments):
-    """As code, for bash."""
+    """As code, for bash. Without a `session` the folder stays; `timeout_seconds` 0 is the usual time."""
 
     command: Code
+    timeout_seconds: int = Field(0, ge=0, le=86_400)
     session: Session = ""
 
 
@@ -33,6 +34,14 @@ class CodeRun(Output):
 
     exit_code: int
     output: str
+
+
+class ShellRun(CodeRun):
+    """As of code. `folder` is where the next command begins, if not at the top; `ended` names what it had left running."""
+
+    folder: str | None = None
+    ended: list[str] | None = None
+    note: str | None = None
 
 
 class SystemInfo(Output):
@@ -54,6 +63,9 @@ class Processes(Output):
     processes: list[dict[str, object]]
 
 
+SHELL = "code.shell"
+USUAL_SECONDS = 120.0
+_MOST_SECONDS = 600.0
 _RUNS = Requirements(os_access=True, file_system="write")
 
 
@@ -91,7 +103,27 @@ def _system(name: str, summary: str, output: type[Output], example: dict[str, ob
 SPECS: Final = (
     _code("python", "run Python and print the last expression", RunCode, {"code": "x = 41\nx + 1", "session": "a"}, "42\n"),
     _code("node", "run JavaScript with Node", RunCode, {"code": "[1, 2].length"}, "2\n"),
-    _code("shell", "run a bash command", RunShell, {"command": "wc -l *.py"}, "12 a.py\n"),
+    ToolSpec(
+        name=SHELL,
+        summary="run a bash command; the folder stays, long output goes to a file, and git shows the history",
+        arguments=RunShell,
+        output=ShellRun,
+        danger=Danger.EXECUTE,
+        caps=Caps(_MOST_SECONDS, usual_seconds=USUAL_SECONDS),
+        requirements=_RUNS,
+        tags=("code", "shell"),
+        version="1.1.0",
+        examples=(
+            Example(
+                "the last commits on a file",
+                {"command": "git log --oneline -2 -- a.py"},
+                {"exit_code": 0, "output": "3f2a9c1 begin\n"},
+            ),
+        ),
+        profiles=("code",),
+        cost=Cost.HIGH,
+        own_rate=Rate(60, 2000),  # a model that works in the shell makes several calls a turn; the seat's own limits bound it
+    ),
     _system(
         "info",
         "what the sandbox is and may use",

@@ -55,10 +55,13 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """How far one call may go: `seconds` on the wall, and `result_bytes` of JSON (0: as much as the gate lets out)."""
+    """How far one call may go: `seconds` on the wall, and `result_bytes` of JSON (0: as much as the gate lets out). `usual_seconds` is
+    what a call gets that does not ask for another time with its argument `timeout_seconds` (0: the tool has no such argument).
+    """
 
     seconds: float
     result_bytes: int = 0
+    usual_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,11 @@ class ToolSpec:
     def timeout_seconds(self) -> float:
         """The longest that a call may take."""
         return self.caps.seconds
+
+    def call_seconds(self, arguments: Mapping[str, Any]) -> float:
+        """Return how long a call with these arguments may take."""
+        asked = arguments.get("timeout_seconds") or self.caps.usual_seconds
+        return min(asked, self.caps.seconds) if self.caps.usual_seconds else self.caps.seconds
 
     @property
     def rate(self) -> Rate:

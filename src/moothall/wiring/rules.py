@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from moothall.aio import beside
@@ -25,6 +26,7 @@ from moothall.guard.tokens import Tokens
 from moothall.ports import Bus, Toolkit
 from moothall.toolkits.families import FAMILIES, Families, family_tools, unset_tools
 from moothall.tools.catalogue import CATALOGUE
+from moothall.tools.code_tools import SHELL
 from moothall.tools.spec import ToolSpec
 from moothall.tools.wasm_tools import read_tools
 
@@ -77,8 +79,10 @@ async def open_rules(
 
 def catalogue_of(settings: Settings, families: Families = FAMILIES) -> Mapping[str, ToolSpec]:
     """Return all tools: those of Moothall, and an operator's own. Raises `ConfigurationError`."""
+    shell = CATALOGUE[SHELL]
     return {
         **CATALOGUE,
+        SHELL: replace(shell, caps=replace(shell.caps, seconds=settings.code.shell_seconds)),
         **family_tools(settings, families),
         **{tool.spec.name: tool.spec for tool in read_tools(settings.wasm.folder)},
     }

@@ -11,6 +11,7 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus, ToolUsage
 from moothall.errors import WorkspaceFailed
 from moothall.inside import cases, checks
 from moothall.inside.face import plain
+from moothall.sandbox.bubblewrap import WORKSPACE
 
 BROKEN = (TypeError, ValueError, AttributeError, RecursionError)
 """What reading an answer raises that is none."""
@@ -74,6 +75,16 @@ def tests_output(answer: dict[str, Any]) -> dict[str, Any]:
         "exit_code": answer.get("exit_code", -1),
         "output": str(answer.get("output", "")),
     }
+
+
+def shell_answer(answer: dict[str, Any], stopped: str) -> dict[str, Any]:
+    """Return an answer to a command of the shell as the tool's; `stopped` says why it did not end by itself."""
+    folder, left, note = (answer.get(name) for name in ("folder", "left", "note"))
+    output = {name: answer.get(name) for name in ("exit_code", "output")}
+    output |= {"folder": folder} if isinstance(folder, str) and folder != WORKSPACE else {}
+    output |= {"ended": [str(one) for one in left]} if isinstance(left, list) and left else {}
+    output |= {"note": str(note)} if note else {}
+    return {**answer, "output": output, "error": answer.get("error") or stopped}
 
 
 def check_run(name: str, answer: dict[str, Any]) -> CheckRun:

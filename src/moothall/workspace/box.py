@@ -36,7 +36,7 @@ EXECUTOR = "moothall.inside.executor"
 START_SECONDS = 20.0
 _GRACE_SECONDS = 5.0  # less than the gate's: an executor that says nothing is lost, and its turns are done again elsewhere
 _LOOK_PAUSE = 0.25
-_LONG = frozenset({"setup", "build", "check"})  # whose limits are said by who asks
+_LONG = frozenset({"setup", "build", "check", "shell"})  # whose limits are said by who asks
 _OFFLINE = {"GOPROXY": "off", "CARGO_NET_OFFLINE": "true", "npm_config_offline": "true", "PIP_NO_INDEX": "1"}
 # What set-up resolved holds where a check calls its package manager again: none looks for other versions.
 _RESOLVED = {
@@ -63,7 +63,9 @@ _PROXIES = (
     *("YARN_HTTP_PROXY", "YARN_HTTPS_PROXY"),  # yarn reads no others from its second version on
 )
 _OF_OTHERS = frozenset({"run", "code"})  # what runs code of others
-_SLOTTED = frozenset({"run", "build", "check", "code"})  # what takes a slot of this machine; set-up mostly waits for the network
+_SLOTTED = frozenset(
+    {"run", "build", "check", "code", "shell"}
+)  # what takes a slot of this machine; set-up mostly waits for the network
 _WRITING = frozenset({"files.write", "files.append", "files.edit", "files.define", "files.mkdir", "files.store"})
 
 Answer = dict[str, Any]
@@ -91,6 +93,8 @@ class BoxSetup:
     toolchains: tuple[Path, ...] = ()
     python: Path | None = None
     image: str = ""
+    history: Path | None = None
+    """A folder with the git directory that the shell reads; without, there is no git in the workspace."""
 
     def describe_walls(self, limits: SandboxSettings, **more: Any) -> dict[str, Any]:
         """Return what the program in it is told of its walls."""
@@ -182,6 +186,10 @@ class Box(ABC):
 
         Raises `SandboxUnavailable` with the reason; then nothing is left.
         """
+
+    @abstractmethod
+    async def show_history(self) -> str:
+        """Return where inside the git directory lies that the shell reads, '' where there is none."""
 
     @abstractmethod
     async def changes(self, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
@@ -278,7 +286,7 @@ class Box(ABC):
                 "most_seconds": most,
                 "cpu_seconds": min(cpu, wall * self.place.cpu_share) if self.place.cpu_share else cpu,
                 "output_bytes": limits.output_bytes,
-                "any_output": long,  # its time is what bounds it, and a report comes with it
+                "any_output": long and op != "shell",  # its time is what bounds it, and a report comes with it
                 "file_bytes": self._settings.workspace.max_file_bytes,
             },
             **fields,
@@ -419,4 +427,4 @@ class Box(ABC):
 
 def _writes(op: str, fields: Mapping[str, Any]) -> bool:
     """Whether a request may fill the disk of the workspace. A set-up has a limit of its own."""
-    return op in {"run", "check", "code"} or (op == "files" and fields.get("tool") in _WRITING)
+    return op in {"run", "check", "code", "shell"} or (op == "files" and fields.get("tool") in _WRITING)

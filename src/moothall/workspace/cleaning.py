@@ -23,7 +23,7 @@ DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One thing: a checkout, environment, starter or clone, its size in bytes and when it was last used (seconds since 1970).
+    """One thing: a checkout, history, environment, starter or clone, its size in bytes and when it was last used (seconds since 1970).
 
     `lock` is what whoever works on it holds.
     """
@@ -47,6 +47,9 @@ def list_kept(data_dir: Path) -> tuple[Kept, ...]:
     for path in _folders(layout.tree("-").parent):
         record = layout.prepared_file(path.name)
         found.append(Kept("checkout", path, size_of(path), _last_used(record if record.exists() else path), path.name))
+    for path in _folders(layout.history("-").parent):
+        record = layout.prepared_file(path.name)
+        found.append(Kept("history", path, size_of(path), _last_used(record if record.exists() else path), path.name))
     for path in _folders(layout.environment("-").parent):
         kind = "starter" if path.name.startswith("starter-") else "environment"
         found.append(Kept(kind, path, size_of(path), max(_last_used(path), users.get(path.name, 0.0)), f"env-{path.name}"))
@@ -138,7 +141,7 @@ def _last_used(path: Path) -> float:
 
 
 async def prune_preparations(data_dir: Path, keep_days: float) -> int:
-    """Remove checkouts, with what is known of them, and environments that were not used for `keep_days`; return how many.
+    """Remove checkouts and histories, with what is known of them, and environments that were not used for `keep_days`; return how many.
 
     The caller holds the data directory: a workspace kept warm shows a checkout for as long as its process lives.
     """
@@ -149,8 +152,9 @@ async def prune_preparations(data_dir: Path, keep_days: float) -> int:
         layout.prepared_file(key).unlink()
         (data_dir / "locks" / key).unlink(missing_ok=True)
     known = {path.stem for path in kept}
-    trees = await asyncio.to_thread(_unused_folders, layout.tree("-").parent, before)
-    gone = [tree for tree in trees if tree.name not in known]
+    parents = (layout.tree("-").parent, layout.history("-").parent)
+    of_bases = [folder for parent in parents for folder in await asyncio.to_thread(_unused_folders, parent, before)]
+    gone = [folder for folder in of_bases if folder.name not in known]
     used = {name for path in kept if (name := await asyncio.to_thread(environment_of, path))}
     environments = await asyncio.to_thread(_unused_folders, layout.environment("-").parent, before)
     gone += [folder for folder in environments if folder.name not in used]

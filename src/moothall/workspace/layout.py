@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moothall import disk
@@ -37,6 +37,10 @@ class Layout:
         """The shared checkout."""
         return self.data_dir / "checkouts" / key
 
+    def history(self, key: str) -> Path:
+        """A folder with the git directory that the shell of workspaces reads."""
+        return self.data_dir / "histories" / key
+
     def environment(self, key: str) -> Path:
         """What set-up made: `env` for /env, `layer` for what it left in the checkout."""
         return self.data_dir / "environments" / key
@@ -44,14 +48,13 @@ class Layout:
     def place(self, base: Base, key: str) -> BoxSetup:
         """What a workspace on `base` shows."""
         environment, chosen = environment_key(base), choose(base.profile.needs)
+        history = self.history(key) if self.history(key).is_dir() else None
+        place = BoxSetup(key, (self.tree(key),), toolchains=chosen.homes, image=base.image, history=history)
         if not environment:
-            return BoxSetup(key, (self.tree(key),), toolchains=chosen.homes, image=base.image)
+            return place
         folder = self.environment(environment)
         layer = (folder / "layer",) if (folder / "layer").is_dir() else ()
-        python = foreign_python(chosen)
-        return BoxSetup(
-            key, (*layer, self.tree(key)), env=folder / "env", toolchains=chosen.homes, python=python, image=base.image
-        )
+        return replace(place, tree=(*layer, self.tree(key)), env=folder / "env", python=foreign_python(chosen))
 
     def lock(self, name: str) -> AbstractAsyncContextManager[None]:
         """Hold a lock against all processes that share the data directory."""

@@ -64,6 +64,21 @@ def describe_limit(name: str, status: str, given: CheckLimit, sandbox: SandboxSe
     return f"{name} was stopped: {status}"
 
 
+def describe_shell_limit(status: str, seconds: float, most: float, sandbox: SandboxSettings) -> str:
+    """Say why a command of the shell was stopped, and what to do about it; '' for one that ended by itself."""
+    if status == "timeout":
+        more = f"timeout_seconds gives a command up to {most:g} s (code.shell_seconds)"
+        if seconds >= most - 1:
+            more = f"{most:g} s is the most that a command may take (code.shell_seconds); run less at once"
+        return f"the command was stopped after {seconds:.0f} s; {more}. What it printed until then is in the output"
+    if setting := _SETTINGS.get(status):
+        if status == "cpu":
+            return "the command hit a limit of CPU time and was stopped"
+        value = getattr(sandbox, setting.partition(".")[2])
+        return f"the command hit the limit of {status} and was stopped ({setting} = {value:g})"
+    return "" if status == "success" else f"the command was stopped: {status}"
+
+
 def describe_setup_limit(status: str, sandbox: SandboxSettings) -> str:
     """Say which limit of ours a command of a set-up hit, and which setting it is; '' for none."""
     setting = _SETTINGS.get(status, "")

@@ -44,17 +44,24 @@ from moothall.repositories.objects import Change
 from moothall.repositories.trusted import Remote
 from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.tools import code_sessions
+from moothall.tools.code_tools import SHELL
 from moothall.workspace import limits
-from moothall.workspace.answers import check_run, result_of, tests_output
+from moothall.workspace.answers import check_run, result_of, shell_answer, tests_output
 from moothall.workspace.box import Box, BoxSetup
 from moothall.workspace.bundle import grammars
 from moothall.workspace.dialogue import Answerer, converse, endless_run, full_run, most_asked
 from moothall.workspace.first import FirstChanges
 from moothall.workspace.gittools import GitState, git_tool
+from moothall.workspace.limits import describe_shell_limit
 from moothall.workspace.localbox import LocalBox
 from moothall.workspace.pool import BoxPool, MakeBox
 from moothall.workspace.wasm import Shelf, answer_of
 
+_SHELL_VARIABLES = {
+    "PYTHONUNBUFFERED": "1",  # what was printed before a time limit was hit is shown
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+}
 _AGAIN = "this says nothing of the code; run it again"
 _REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
     (InvalidRequest, ToolStatus.INVALID),
@@ -153,8 +160,21 @@ class LocalWorkspace:
         return {"status": "invalid", "error": f"{call.tool} does not run in a local workspace"}
 
     async def _run_code(self, call: ToolCall, seconds: float) -> dict[str, Any]:
+        if call.tool == SHELL:
+            return await self._run_shell(call, seconds)
         answer = await self._run(code_sessions.command(call.tool, call.arguments), seconds)
         return {**answer, "output": {name: answer.get(name) for name in ("exit_code", "output")}}
+
+    async def _run_shell(self, call: ToolCall, seconds: float) -> dict[str, Any]:
+        answer = await self._box.request(
+            "shell",
+            wall_seconds=seconds,
+            argv=code_sessions.command(call.tool, call.arguments),
+            env={**self._box.variables(), **_SHELL_VARIABLES},
+            shell_state={"history": await self._box.show_history(), "session": bool(call.arguments.get("session"))},
+        )
+        most = self._settings.code.shell_seconds
+        return shell_answer(answer, describe_shell_limit(str(answer.get("status")), seconds, most, self._limits))
 
     async def _run_wasm(self, call: ToolCall, seconds: float) -> dict[str, Any]:
         return answer_of(call.tool, await self._run(self._shelf.command(call.tool, call.arguments, seconds), seconds))

@@ -15,6 +15,7 @@ from moothall.inside.confinement import BOOT
 from moothall.network.proxy import listener, proxying
 from moothall.repositories.changes import ChangeCaps, collect, measure
 from moothall.repositories.objects import Change
+from moothall.repositories.workspace_history import NAME as HISTORY_NAME
 from moothall.sandbox.bubblewrap import ENVIRONMENT, Overlay, SandboxSpec, interpreter, interpreter_binds
 from moothall.sandbox.cgroups import parents, way
 from moothall.sandbox.spawn import Sandboxed, drop_uid, own, spawn
@@ -24,6 +25,7 @@ from moothall.workspace.bundle import INSIDE
 from moothall.workspace.packages import Reach
 
 _DISK_ENTRIES = 200_000
+_HISTORY = "/opt/history"
 
 
 def _prefix(place: BoxSetup) -> tuple[Path, ...]:
@@ -114,6 +116,7 @@ class LocalBox(Box):
                 (self._code, INSIDE),
                 *((path, str(path)) for path in dict.fromkeys((*limits.toolchains, *place.toolchains, *_prefix(place)))),
                 *(self._shown if place.tree else ()),
+                *(((place.history, _HISTORY),) if place.history else ()),
                 *place.ro,
                 *(place.reach.ro if place.reach else ()),
             ),
@@ -127,6 +130,10 @@ class LocalBox(Box):
         if place.env_writable:
             return replace(spec, argv=argv, rw=binds)
         return replace(spec, argv=argv, ro=(*spec.ro, *binds))
+
+    async def show_history(self) -> str:
+        """It is bound, read-only and shared by all workspaces on the commit."""
+        return f"{_HISTORY}/{HISTORY_NAME}" if self.place.history else ""
 
     async def changes(self, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
         """Read them from the upper folder of the overlay."""

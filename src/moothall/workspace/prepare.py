@@ -1,6 +1,6 @@
 """Making a base ready to work on: checkout, set-up, and one run of its checks as it is.
 
-Each part is made once and kept: the checkout for a commit, the environment for a lock file, the runs for both.
+Each part is made once and kept: the checkout and the history for a commit, the environment for a lock file, the runs for both.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ from moothall.config import WorkspaceSections
 from moothall.domain import codec
 from moothall.domain.evidence import CheckRun
 from moothall.domain.repository import Base, Prepared
-from moothall.errors import InvalidRequest
+from moothall.errors import InvalidRequest, RepositoryError
 from moothall.ranking import diagnose
 from moothall.ranking.assess import differing_cases, unmatched_cases
 from moothall.ranking.contention import as_errored, hit_limit_under_load, stopped_cases
-from moothall.repositories.checkout import Progress, check_out
+from moothall.repositories.checkout import Progress, check_out, give
 from moothall.repositories.clone import TrustedClone
+from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.workspace_history import NAME as HISTORY_NAME
+from moothall.repositories.workspace_history import export_history
+from moothall.sandbox.spawn import drop_uid
 from moothall.workspace.box import remove_tree
 from moothall.workspace.environments import Environments, fresh_beside
 from moothall.workspace.layout import prepared_key
@@ -48,13 +52,15 @@ class Preparer:
         key = prepared_key(base)
         async with self._layout.lock(key):
             known = await asyncio.to_thread(self._read_known, base, key, tell)
-            if known:
-                return known
             clone = self._clones(base.repository)
+            if known:
+                await self._export_history(clone, base, key, tell)
+                return known
             files = await clone.files(base.sha)
             if not self._layout.tree(key).is_dir():
                 tell(f"checking out {base.sha[:12]}")
                 await self._check_out(clone, base, key, tell)
+            await self._export_history(clone, base, key, tell)
             await self._environments.make(base, key, clone, tell)
             prepared = Prepared(base, key, files)
             prepared = await self._run_checks(prepared, tell)
@@ -97,6 +103,33 @@ class Preparer:
         try:
             await check_out(clone, base, making, self._settings, tell)
             making.rename(final)
+        finally:
+            await remove_tree(making)
+
+    async def _export_history(self, clone: TrustedClone, base: Base, key: str, tell: Progress) -> None:
+        """Make the git directory of the shells on `base`, unless it was made before. Workspaces work without one, too."""
+        final, settings = self._layout.history(key), self._settings.workspace
+        if not settings.history_commits or await asyncio.to_thread(final.is_dir):
+            return
+        making = await fresh_beside(final)
+        try:
+            cut = await export_history(
+                GitRunner(self._settings.data_dir / "repos", settings.git_seconds),
+                clone,
+                base.sha,
+                making / HISTORY_NAME,
+                self._layout.tree(key),
+                commits=settings.history_commits,
+                seconds=settings.setup_seconds,
+                most_bytes=settings.max_repository_bytes,
+            )
+            await asyncio.to_thread(give, making, drop_uid(self._settings.sandbox))
+            await asyncio.to_thread(making.rename, final)
+        except RepositoryError as error:
+            tell(f"git shows no history in workspaces: {error.message}")
+        else:
+            if cut:
+                tell(f"git shows the newest {settings.history_commits} commits in workspaces (workspace.history_commits)")
         finally:
             await remove_tree(making)
 

@@ -126,3 +126,22 @@ def test_reasons_of_several_answers_are_shown_once() -> None:
     assert lines[at : at + 10] == [
         *("All 3 candidates", "passes", "1. s-1, 2. s-2", "proven", "1. s-1", "first", "2. s-2", "second", "3. s-3", "third"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("the server's list of models", "(from the server's list of models)"),
+        ("", "(a guess, since the server does not say it: set llm.context_tokens)"),
+    ],
+)
+def test_the_start_names_models_windows_and_limits(source: str, shown: str) -> None:
+    model = {"profile": "", "model": "qwen", "reply": "tools", "window": 131_072, "window_source": source, "reply_tokens": 32_768}
+    data = {"seats": ["a"], "models": [model], "limits": {"turns": 100, "tokens": 5_000_000, "calls": 1000, "seconds": 1798}}
+    line = line_of(Recorded(1, new_event(EventType.DELIBERATION_STARTED, "t", data)))
+    assert line is not None
+    assert line.plain == (
+        f"council         qwen: native tool calls, window 131,072 tokens {shown}, replies up to 32,768; "
+        "at most 100 turns a seat, 5,000,000 tokens, 30 min"
+    )
+    assert line_of(Recorded(1, new_event(EventType.DELIBERATION_STARTED, "t", {"seats": ["a"]}))) is None

@@ -21,3 +21,16 @@ def council(tmp_path: Path) -> Open:
             yield house
 
     return opened
+
+
+@pytest.fixture
+def native(tmp_path: Path) -> Open:
+    """A council whose model calls tools natively."""
+
+    @asynccontextmanager
+    async def opened(answer: Answer, **settings: Any) -> AsyncIterator[CouncilHouse]:
+        asked: dict[str, Any] = {"tools": True, "reply": "tools", "context_tokens": 100_000, "approaches": "auto"} | settings
+        async with open_council(tmp_path, answer, **asked) as house:
+            yield house
+
+    return opened

@@ -187,6 +187,13 @@ async def test_the_deadline_is_the_nearest_of_call_tool_and_seat(house: House) -
     assert tool <= in_seconds(CATALOGUE["files.read"].timeout_seconds)
 
 
+@pytest.mark.parametrize(("asked", "seconds"), [({}, 120), ({"timeout_seconds": 300}, 300), ({"timeout_seconds": 3600}, 600)])
+async def test_a_command_of_the_shell_gets_the_time_that_it_asks_for(house: House, asked: dict[str, int], seconds: int) -> None:
+    await house.gate.call(house.seat(seconds=5000), tool_call("code.shell", command="true", seconds=5000, **asked))
+    (made,) = house.room.calls
+    assert in_seconds(seconds - 5) < made.deadline <= in_seconds(seconds)
+
+
 async def test_a_call_after_its_deadline_does_not_run(house: House) -> None:
     result = await house.gate.call(house.seat(seconds=-1), tool_call(path="a"))
     assert result.status is ToolStatus.TIMEOUT

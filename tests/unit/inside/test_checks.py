@@ -137,3 +137,41 @@ def test_poetry_leaves_the_options_of_pytest_to_it() -> None:
 
 def test_another_command_of_django_is_run_as_it_is() -> None:
     assert command(("python", "manage.py", "check")) == ("python", "manage.py", "check")
+
+
+@pytest.mark.parametrize(
+    ("argv", "cases", "paths", "expected"),
+    [
+        (
+            ("go", "test", "./..."),
+            ("./cmd::TestA", "cmd/new_test.go"),
+            ("cmd/new_test.go",),
+            ("go", "test", "-json", "./cmd"),
+        ),
+        (
+            ("go", "test", "./..."),
+            ("./cmd::TestA", "doc/new_test.go"),
+            ("doc/new_test.go",),
+            ("go", "test", "-json", "./cmd", "./doc"),
+        ),
+        (
+            ("npm", "exec", "--offline", "--call", "ava"),
+            (),
+            ("test/new one.ts",),
+            ("npm", "exec", "--offline", "--call", "ava 'test/new one.ts'"),
+        ),
+        (("npm", "test"), (), ("test/new.js",), ("npm", "test", "--", "test/new.js")),
+    ],
+)
+def test_a_new_test_file_runs_beside_the_cases(
+    argv: tuple[str, ...], cases: tuple[str, ...], paths: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    assert command(argv, paths, cases=cases) == expected
+
+
+def test_a_new_file_of_unittest_is_not_filtered_by_the_cases_of_others() -> None:
+    narrowed = command(
+        ("python", "-m", "unittest"), ("tests/test_a.py", "tests/test_new.py"), cases=("tests.test_a.T.test", "tests/test_new.py")
+    )
+    assert narrowed[-2:] == ("tests/test_a.py", "tests/test_new.py")
+    assert "-k" not in narrowed

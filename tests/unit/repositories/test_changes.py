@@ -38,6 +38,16 @@ def test_many_folders_side_by_side_take_no_descriptors(tmp_path: Path) -> None:
     assert measure(upper, 10**9, 10**6)[1] == 600
 
 
+@pytest.mark.parametrize("path", [".git", ".git/config", "pkg/.git/hooks/pre-commit"])
+def test_what_git_keeps_for_itself_is_no_change(tmp_path: Path, path: str) -> None:
+    upper, base = tmp_path / "upper", tmp_path / "base"
+    for name in (path, "pkg/a.txt"):
+        (upper / name).parent.mkdir(parents=True, exist_ok=True)
+        (upper / name).write_text("x", encoding="utf-8")
+    assert [change.path for change in collect(upper, base, (), CAPS)] == ["pkg/a.txt"]
+    assert [change.path for change in collect_tree(upper, {}, (), CAPS)] == ["pkg/a.txt"]
+
+
 def deep(folder: Path, levels: int) -> None:
     here = os.open(folder, os.O_RDONLY)
     for _ in range(levels):

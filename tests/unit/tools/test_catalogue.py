@@ -9,11 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from moothall.config import CodeSettings
 from moothall.domain.ids import ROLES
 from moothall.domain.tool import Grant
 from moothall.guard.grants import grant_for
+from moothall.settings import AllSettings, load_settings
 from moothall.tools.arguments import arguments_digest, canonical
 from moothall.tools.catalogue import ToolSpec, describe, list_tools
+from moothall.wiring.rules import catalogue_of
 from support.tools import CATALOGUE
 
 ALL = Grant(tools=("*",))
@@ -112,7 +115,7 @@ def test_a_schema_is_the_callers_own() -> None:
 
 def test_who_works_on_code_may_run_commands_where_the_window_allows() -> None:
     may = {role: "code.shell" in {spec.name for spec in list_tools(grant_for(role))} for role in ROLES}
-    assert {role for role in may if may[role]} == {"dev", "qa", "devops"}
+    assert {role for role in may if may[role]} == {"dev", "qa", "devops", "data"}
     assert "code.shell" not in {spec.name for spec in list_tools(grant_for("dev"), core=True)}
     assert not any(spec.name in {"code.python", "code.node"} for role in ROLES for spec in list_tools(grant_for(role)))
 
@@ -170,3 +173,11 @@ def test_the_digest_is_deaf_to_the_order_of_keys(arguments: dict[str, Any]) -> N
 def test_the_digest_of_what_is_no_json_is_still_a_digest() -> None:
     assert len(arguments_digest({"a": object()})) == 64
     assert arguments_digest({"a": 1}) != arguments_digest({"a": 2})
+
+
+def test_how_long_a_command_of_the_shell_may_take_is_a_setting() -> None:
+    usual = catalogue_of(AllSettings())["code.shell"]
+    assert [usual.call_seconds({"timeout_seconds": asked}) for asked in (0, 30, 600, 9000)] == [120, 30, 600, 600]
+    short = catalogue_of(load_settings(code=CodeSettings(shell_seconds=60)))["code.shell"]
+    assert [short.call_seconds({"timeout_seconds": asked}) for asked in (0, 30, 600)] == [60, 30, 60]
+    assert CATALOGUE["files.read"].call_seconds({"timeout_seconds": 9000}) == CATALOGUE["files.read"].timeout_seconds

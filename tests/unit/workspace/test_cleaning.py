@@ -19,6 +19,7 @@ def made(data_dir: Path) -> Layout:
     layout = Layout(data_dir)
     folders = [
         layout.tree("k"),
+        layout.history("k"),
         layout.environment(environment_key(BASE)),
         layout.environment("starter-x"),
         data_dir / "repos/a.git",
@@ -39,7 +40,7 @@ def kinds(items: tuple[Kept, ...]) -> list[str]:
 def test_what_a_recent_checkout_uses_is_recent(tmp_path: Path) -> None:
     made(tmp_path)
     items = list_kept(tmp_path)
-    assert kinds(items) == ["checkout", "clone", "environment", "starter"]
+    assert kinds(items) == ["checkout", "clone", "environment", "history", "starter"]
     assert all(item.size >= 10_000 for item in items)
     assert kinds(choose(items, older_than=14, everything=False, registered=["a"])) == ["starter"]
     assert kinds(choose(items, older_than=14, everything=False, registered=[])) == ["clone", "starter"]
@@ -51,11 +52,12 @@ async def test_what_is_in_use_stays_and_the_rest_goes(tmp_path: Path) -> None:
     gone: list[Kept] = []
     async with layout.lock("k"):
         busy = await clean(tmp_path, list_kept(tmp_path), gone.append)
-    assert kinds(busy) == ["checkout"]
+    assert kinds(busy) == ["checkout", "history"]
     assert kinds(tuple(gone)) == ["clone", "environment", "starter"]
     assert layout.tree("k").exists()
     assert await clean(tmp_path, list_kept(tmp_path), gone.append) == ()
     assert not layout.tree("k").exists()
+    assert not layout.history("k").exists()
     assert not layout.prepared_file("k").exists()
     assert list_kept(tmp_path) == ()
 

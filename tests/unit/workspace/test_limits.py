@@ -7,7 +7,7 @@ import pytest
 from moothall.config import SandboxSettings, WorkspaceSettings
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
-from moothall.workspace.limits import CheckLimit, describe_limit, limit
+from moothall.workspace.limits import CheckLimit, describe_limit, describe_shell_limit, limit
 
 SETTINGS = WorkspaceSettings(check_seconds=100, base_seconds=50, check_factor=5, check_floor_seconds=20, case_seconds=2)
 
@@ -61,3 +61,20 @@ def test_a_limit_that_was_hit_is_named_with_its_setting() -> None:
         == "tests hit the limit of 42 s (workspace.check_floor_seconds)"
     )
     assert "sandbox.memory_bytes = 2e+09" in describe_limit("tests", "memory", given, SandboxSettings())
+
+
+@pytest.mark.parametrize(
+    ("status", "seconds", "said"),
+    [
+        ("success", 120, ""),
+        ("timeout", 120, "stopped after 120 s; timeout_seconds gives a command up to 600 s (code.shell_seconds)"),
+        ("timeout", 599.9, "stopped after 600 s; 600 s is the most that a command may take (code.shell_seconds)"),
+        ("memory", 120, "the limit of memory and was stopped (sandbox.memory_bytes = 2e+09)"),
+        ("cpu", 120, "a limit of CPU time"),
+        ("cancelled", 120, "the command was stopped: cancelled"),
+    ],
+)
+def test_why_a_command_of_the_shell_was_stopped_is_said(status: str, seconds: float, said: str) -> None:
+    told = describe_shell_limit(status, seconds, 600.0, SandboxSettings())
+    assert said in told
+    assert bool(told) is bool(said)

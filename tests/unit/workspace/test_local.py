@@ -164,7 +164,7 @@ os.mkdir('closed'); open('closed/f', 'w').write('f'); os.chmod('closed/f', 0); o
     [
         ("import os; os.mkfifo('pipe')", "pipe"),
         ("import os; os.symlink('/etc/passwd', 'link')", "link"),
-        ("import os; os.makedirs('.git/hooks'); open('.git/hooks/pre-commit', 'w').write('x')", r"\.git"),
+        ("import os; os.makedirs('.GIT/hooks'); open('.GIT/hooks/pre-commit', 'w').write('x')", r"\.GIT"),
         ("open('big', 'wb').write(bytes(6_000_000))", "big"),
         ("import os\nfor n in range(150): os.mkdir('d'); os.chdir('d')\nopen('f', 'w')", "deeper"),
     ],

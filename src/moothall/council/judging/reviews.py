@@ -125,7 +125,7 @@ async def _one_review(council: Assembly, reviewer: str, answer: Answer, step: st
     room = int(llm.context_tokens * CHARS_PER_TOKEN / 5)
     shown = readable_diff(answer.text) if council.prepared else answer.text
     messages = prompts.review_prompt(
-        council.system,
+        council.judge_system or council.system,
         council.shared,
         clip(shown, room),
         evidence=clip(facts, room // 3),
@@ -178,7 +178,7 @@ async def write_inputs(council: Assembly) -> tuple[str, ...]:
     shown = [clip(readable_diff(item.diff), room // min(len(proposals), _SHOWN)) for item in proposals[:_SHOWN]]
     reply = await council.ask(
         f"-/verify/{council.d.rounds + 1}.0",
-        prompts.inputs_prompt(council.system, council.shared, shown, names, _INPUTS),
+        prompts.inputs_prompt(council.judge_system or council.system, council.shared, shown, names, _INPUTS),
         inputs_schema(_INPUTS),
         min(_TOKENS, council.parts.llm.max_tokens),
     )

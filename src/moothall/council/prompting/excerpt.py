@@ -78,7 +78,7 @@ async def show(prepared: Prepared, description: str, read: Read, budget: int, lo
     red = red_cases(deciding, prepared.files, profile.folders, (*prepared.flaky, *profile.known_failures))
     tests = failing_files(red, prepared)
     texts = {path: await _text(read, path) for path in tests[:_CASES]}
-    named = list(dict.fromkeys(_named_files(description, prepared.files)))
+    named = list(dict.fromkeys(named_files(description, prepared.files)))
     hints = {path: await _text(read, path) for path in named[:_CASES] if looks_like_test(path)}
     subjects = [*named, *_subjects(texts | hints, prepared.files)]
     found = (
@@ -252,7 +252,7 @@ def _file_of(name: str, files: Sequence[str], folder: str) -> str:
     return ""
 
 
-def _named_files(description: str, files: Sequence[str]) -> Iterator[str]:
+def named_files(description: str, files: Sequence[str]) -> Iterator[str]:
     """Files that the task names, by path, by their last part, or as a Python module or what is in it."""
     words = {word.strip("./") for word in _WORD.findall(description)}
     modules = {word.rsplit(".", cut)[0] for word in words for cut in (0, 1, 2) if word.count(".") > cut and "/" not in word}

@@ -21,6 +21,7 @@ from moothall.network.proxy import Proxy
 from moothall.repositories.changes import ChangeCaps, same
 from moothall.repositories.objects import Change
 from moothall.repositories.patch_rules import MODES
+from moothall.repositories.workspace_history import NAME as HISTORY_NAME
 from moothall.sandbox.bubblewrap import interpreter
 from moothall.sandbox.spawn import drop_uid
 from moothall.workspace.box import Answer, Asked, Box, BoxSetup
@@ -58,6 +59,7 @@ class JobBox(Box):
         self._code: BoxLink | None = None
         self._lost: asyncio.Task[None] | None = None
         self._why = ""
+        self._showing, self._shown = asyncio.Lock(), False
 
     def belong_to(self, whose: Mapping[str, str]) -> None:
         """Put it into the labels of the Job; one that was kept ready has them a moment later."""
@@ -210,6 +212,16 @@ class JobBox(Box):
             fields["argv"] = (self.python, *argv[1:])
         return await super().request(op, wall_seconds=wall_seconds, asked=asked, **fields)
 
+    async def show_history(self) -> str:
+        """Bring it with the first command that may read it: most pods run none."""
+        if self.place.history is None:
+            return ""
+        async with self._showing:
+            if not self._shown:
+                await self._bring(self.place.history, "config")
+                self._shown = True
+        return f"{_CONFIG}/{HISTORY_NAME}"
+
     async def changes(self, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
         """Ask the link, which reads them where they were written; what is as in the checkout is left out."""
         said = await self._tell(
@@ -319,6 +331,10 @@ class CodeBox(Box):
             self._link = await self._beside.code()
         except (ConnectionError, WorkspaceFailed) as error:
             raise SandboxUnavailable(f"blocks of Python cannot be run in {self._beside.job}: {error}") from error
+
+    async def show_history(self) -> str:
+        """Blocks run no shell."""
+        return ""
 
     async def changes(self, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
         """Those of the pod."""

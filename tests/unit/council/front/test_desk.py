@@ -85,7 +85,7 @@ def test_single_has_one_seat() -> None:
         (DeliberationRequest(description="x", role="dev", budget=Budget(cost_usd=math.nan)), "from 0"),
         (DeliberationRequest(description="x", role="dev", constraints=Constraints(rubric="y" * 20_001)), "together"),
         (DeliberationRequest(description="x", role="dev", constraints=Constraints(timeout_seconds=10**9)), "timeout_seconds"),
-        (DeliberationRequest(description="x", role="dev", constraints=Constraints(max_iterations=99)), "max_iterations is 99"),
+        (DeliberationRequest(description="x", role="dev", constraints=Constraints(max_iterations=999)), "max_iterations is 999"),
     ],
 )
 def test_what_cannot_be_right_is_named(request_: DeliberationRequest, wanted: str) -> None:

@@ -131,7 +131,7 @@ async def test_a_council_is_bounded(bus: MemoryBus) -> None:
         (CouncilConfig(params={"protocol": "debat"}), "did you mean debate?"),
         (CouncilConfig(params={"adaptive": "maybe"}), "true or false"),
         (CouncilConfig(params={"max_iterations": "-1"}), "whole number"),
-        (CouncilConfig(params={"max_iterations": "99"}), "max_iterations 12"),
+        (CouncilConfig(params={"max_iterations": "999"}), "max_iterations 100"),
     ],
 )
 async def test_what_is_wrong_with_a_council_is_named(roster: Roster, config: CouncilConfig, wanted: str) -> None:

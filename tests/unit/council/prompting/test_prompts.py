@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moothall.council.conversation import Exchange, window
 from moothall.council.prompting import prompts
-from moothall.council.prompting.excerpt import Shown, _named_files, failing_files, show
+from moothall.council.prompting.excerpt import Shown, failing_files, named_files, show
 from moothall.council.prompting.frames import red_cases
 from moothall.council.prompting.reply import read_turn
 from moothall.council.prompting.survey import Passage, Survey, SurveyOrder
@@ -180,7 +180,7 @@ async def test_what_a_check_says_that_only_advises_is_not_shown() -> None:
 
 
 def test_a_module_that_the_task_names_is_shown() -> None:
-    assert list(_named_files("mend pkg.money.pay, please.", sorted(FILES))) == ["src/pkg/money.py"]
+    assert list(named_files("mend pkg.money.pay, please.", sorted(FILES))) == ["src/pkg/money.py"]
 
 
 FILES = {

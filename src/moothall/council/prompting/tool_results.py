@@ -1,0 +1,125 @@
+"""What a seat with native tools reads of its calls and of the checks at submit: plain text, with numbers."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moothall.council.checking import Standing, red_ids
+from moothall.council.prompting.report import ignored_text
+from moothall.council.prompting.text import clip
+from moothall.domain.evidence import RED, CheckRun
+from moothall.domain.repository import Prepared
+from moothall.domain.tool import ToolResult, ToolStatus
+
+_SHOWN_CASES, _NAMED_CASES = 3, 10
+_CASE_CHARS = 2_000
+_COMMAND_CHARS = 200
+CONFIRM = "Go on and fix this, or call submit again without a further change to hand it in as it is."
+
+
+def result_text(result: ToolResult, most: int) -> str:
+    """Return what a call came to, within about `most` characters."""
+    if result.status is ToolStatus.SUCCESS:
+        return clip(_READERS.get(result.tool, _as_json)(result.output), most)
+    rest = _READERS.get(result.tool, _as_json)(result.output) if result.output else ""
+    return clip(f"{result.status}: {result.error}\n{rest}".strip(), most)
+
+
+def _file(output: Mapping[str, Any]) -> str:
+    content, start, total = str(output.get("content", "")), int(output.get("start", 1)), output.get("total_lines", "?")
+    lines = content.splitlines()
+    if not lines:
+        return f"{output.get('path', '')}: no such lines; the file has {total}"
+    numbered = [f"{number:>6}\t{line}" for number, line in enumerate(lines, start)]
+    return "\n".join([f"{output.get('path', '')}, lines {start} to {start + len(lines) - 1} of {total}", *numbered])
+
+
+def _shell(output: Mapping[str, Any]) -> str:
+    text = str(output.get("output", ""))
+    others = {name: value for name, value in output.items() if name not in {"output", "exit_code"} and value}
+    head = f"exit code {output.get('exit_code', '?')}"
+    if others:
+        head = f"{head}; {', '.join(f'{name}: {value}' for name, value in others.items())}"
+    return f"{text.rstrip()}\n[{head}]".lstrip() if text.strip() else f"(no output)\n[{head}]"
+
+
+def _edited(output: Mapping[str, Any]) -> str:
+    return f"{output.get('path', '')}: {output.get('replaced', 0)} replaced"
+
+
+def _written(output: Mapping[str, Any]) -> str:
+    return f"{output.get('path', '')}: {output.get('bytes', 0)} bytes written"
+
+
+def _as_json(output: Mapping[str, Any]) -> str:
+    texts = [value for value in output.values() if isinstance(value, str) and "\n" in value]
+    if len(texts) != 1:
+        return json.dumps(output, ensure_ascii=False, default=str) if output else "done"
+    rest = {key: value for key, value in output.items() if value is not texts[0]}
+    return f"{json.dumps(rest, ensure_ascii=False, default=str)}\n{texts[0]}" if rest else texts[0]
+
+
+_READERS = {"files.read": _file, "code.shell": _shell, "files.edit": _edited, "files.write": _written}
+
+
+def new_failures(run: CheckRun, base: CheckRun | None) -> list[str]:
+    """Return the cases that fail now and did not before; a check without cases is one itself."""
+    if not run.cases:
+        failed_before = base is not None and base.verdict != "passed"
+        return [] if run.verdict == "passed" or failed_before else [run.check]
+    before = base.cases if base is not None else {}
+    return [case for case in red_ids(run) if before.get(case) not in RED]
+
+
+def is_clean(state: Standing, prepared: Prepared, left_out: Mapping[str, str]) -> bool:
+    """Whether nothing speaks against a submission as far as the checks near it tell: no new failure, nothing lost, and some test ran."""
+    if state.lost or left_out:
+        return False
+    if any(run.status != "success" or new_failures(run, prepared.runs.get(name)) for name, run in state.runs.items()):
+        return False
+    return any(run.cases for run in state.runs.values()) or not any(run.cases for run in prepared.runs.values())
+
+
+def submission_text(state: Standing, prepared: Prepared, left_out: Mapping[str, str], most: int) -> str:
+    """Return what the checks near a submitted change showed, within about `most` characters."""
+    changed = ", ".join(state.patch.paths[:20]) if state.patch else ""
+    parts = [f"Changed files: {changed}"]
+    if left_out:
+        parts.append(ignored_text(left_out))
+    if not any(run.cases for run in state.runs.values()) and any(run.cases for run in prepared.runs.values()):
+        parts.append("0 tests ran near your change: nothing shows that it works.")
+    share = most // (len(state.runs) + 1)
+    parts += [_check_text(run, prepared, share) for run in state.runs.values()]
+    if state.lost:
+        parts.append(f"Passed before your change and not after it: {_names(state.lost)}.")
+    return clip("\n\n".join(parts), most)
+
+
+def _check_text(run: CheckRun, prepared: Prepared, most: int) -> str:
+    base = prepared.runs.get(run.check)
+    new = new_failures(run, base)
+    old = [case for case in red_ids(run) if case not in new]
+    passed = sum(outcome == "passed" for outcome in run.cases.values())
+    counted = f"{len(run.cases)} tests ran, {passed} passed" if run.cases else str(run.verdict)
+    lines = [f"{run.check}: {counted}, {run.duration_ms / 1000:.1f} s"]
+    if argv := prepared.base.profile.checks.get(run.check):
+        lines.append(f"command of the whole check: {clip(shlex.join(argv), _COMMAND_CHARS)}")
+    if run.status != "success":
+        lines.append(f"stopped: {run.status}")
+    if old:
+        lines.append(f"Failed before your change too, which does not count against you: {_names(old)}")
+    if new:
+        lines.append(f"New failures: {_names(new)}")
+        lines += [
+            f"{case}:\n{clip(run.details[case].strip(), _CASE_CHARS)}" for case in new[:_SHOWN_CASES] if run.details.get(case)
+        ]
+        if not any(run.details.get(case) for case in new):
+            lines.append(clip(run.output.strip(), _CASE_CHARS))
+    return clip("\n".join(lines), most)
+
+
+def _names(cases: Sequence[str]) -> str:
+    return ", ".join(cases[:_NAMED_CASES]) + (f" and {len(cases) - _NAMED_CASES} more" if len(cases) > _NAMED_CASES else "")

@@ -1,0 +1,181 @@
+"""The tools that a seat is offered natively: short names for the guarded tools of the catalogue."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moothall.domain.chat import FunctionCall, FunctionTool
+from moothall.domain.tool import Action
+from moothall.tools.catalogue import ToolSpec
+from moothall.tools.code_tools import USUAL_SECONDS
+
+SUBMIT = "submit"
+BASH, VIEW, EDIT, WRITE = "code.shell", "files.read", "files.edit", "files.write"
+_SHELL_REPLACES = frozenset({"files", "git", "tests", "code", "system"})
+"""Categories of tools that a seat with a shell does not need under names of their own."""
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_VIEWED = 400  # lines, without a range
+_SUBMIT = FunctionTool(
+    SUBMIT,
+    "Hand in your change. The tests near it and your new tests run once. Call it only when the task is done.",
+    {
+        "type": "object",
+        "properties": {"summary": {"type": "string", "description": "what was wrong, what you changed, and how you tested it"}},
+        "required": ["summary"],
+        "additionalProperties": False,
+    },
+)
+
+
+class UnusableCallError(ValueError):
+    """A call that no tool can take; the message is for the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Short:
+    """A short tool: the name offered, its arguments (name → JSON schema), which of them are required, and how they become the
+    arguments of the catalogue's tool.
+    """
+
+    name: str
+    description: str
+    arguments: Mapping[str, Mapping[str, Any]]
+    required: tuple[str, ...]
+    translate: Callable[[dict[str, Any]], dict[str, Any]]
+
+    @property
+    def offered(self) -> FunctionTool:
+        shape = {
+            "type": "object",
+            "properties": dict(self.arguments),
+            "required": list(self.required),
+            "additionalProperties": False,
+        }
+        return FunctionTool(self.name, self.description, shape)
+
+
+def _range(arguments: dict[str, Any]) -> dict[str, Any]:
+    start = arguments.get("start", 1)
+    end = arguments.get("end", start + _VIEWED - 1)
+    if end < start:
+        raise UnusableCallError(f"view: end ({end}) is before start ({start})")
+    return {"path": arguments["path"], "start": start, "lines": end - start + 1}
+
+
+def _as_is(arguments: dict[str, Any]) -> dict[str, Any]:
+    return arguments
+
+
+_TEXT, _LINE = {"type": "string"}, {"type": "integer", "minimum": 1}
+_PATH = {"type": "string", "description": "relative to the root of the repository"}
+_SHORT: Mapping[str, _Short] = {
+    BASH: _Short(
+        "bash",
+        "Run a command in bash. The working directory stays from call to call, and begins as the root of the repository. "
+        f"A command may take {USUAL_SECONDS:g} s, or timeout_seconds. Of long output the head and the tail are shown, and the file that "
+        "holds all of it. git reads the history up to the base commit: log, blame, show, grep, diff, stash.",
+        {"command": _TEXT, "timeout_seconds": {"type": "integer", "minimum": 1}},
+        ("command",),
+        _as_is,
+    ),
+    VIEW: _Short(
+        "view",
+        f"Show a text file with line numbers, or the lines from start to end. Without a range: the first {_VIEWED} lines.",
+        {"path": _PATH, "start": _LINE, "end": _LINE},
+        ("path",),
+        _range,
+    ),
+    EDIT: _Short(
+        "edit",
+        "Replace the text old, which has to occur exactly once, by new. With all, replace every occurrence. "
+        "Copy old from the file as it is, white space included.",
+        {"path": _PATH, "old": _TEXT, "new": _TEXT, "all": {"type": "boolean"}},
+        ("path", "old", "new"),
+        _as_is,
+    ),
+    WRITE: _Short(
+        "write",
+        "Write a whole file: create it, or replace its content.",
+        {"path": _PATH, "content": _TEXT},
+        ("path", "content"),
+        _as_is,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SeatTools:
+    """What one seat is offered, and which tool of the catalogue each name stands for."""
+
+    offered: tuple[FunctionTool, ...]
+    _specs: Mapping[str, ToolSpec]
+
+    @classmethod
+    def of(cls, specs: Sequence[ToolSpec]) -> SeatTools:
+        """Offer the short tools among `specs` and, under names of their own, those that a shell does not replace."""
+        known = {spec.name: spec for spec in specs}
+        shell = BASH in known
+        offered: list[FunctionTool] = []
+        named: dict[str, ToolSpec] = {}
+        for name, short in _SHORT.items():
+            if name in known:
+                offered.append(short.offered)
+                named[short.name] = known[name]
+        for spec in specs:
+            name = spec.name.replace(".", "_")
+            if spec.name in _SHORT or (shell and spec.category in _SHELL_REPLACES) or name in named or not _NAME.fullmatch(name):
+                continue
+            offered.append(FunctionTool(name, spec.summary, spec.schema(None)))
+            named[name] = spec
+        return cls((*offered, _SUBMIT), named)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names offered, in order."""
+        return tuple(tool.name for tool in self.offered)
+
+    @property
+    def has_shell(self) -> bool:
+        """Whether commands can be run."""
+        return "bash" in self._specs
+
+    def action_of(self, call: FunctionCall) -> Action:
+        """Return the call as one of the catalogue. Raises `UnusableCallError`."""
+        spec = self._specs.get(call.name)
+        if spec is None:
+            raise UnusableCallError(f"there is no tool {call.name[:60]!r}; there are: {', '.join(self.names)}")
+        arguments = read_arguments(call)
+        short = _SHORT.get(spec.name)
+        if short is None:
+            return Action(spec.name, arguments)
+        if missing := [name for name in short.required if name not in arguments]:
+            raise UnusableCallError(f"{call.name} needs {' and '.join(missing)}")
+        if unknown := [name for name in arguments if name not in short.arguments]:
+            raise UnusableCallError(f"{call.name} has no argument {unknown[0][:60]!r}; it has: {', '.join(short.arguments)}")
+        for name, value in arguments.items():
+            if short.arguments[name]["type"] == "integer":
+                arguments[name] = _integer(call.name, name, value)
+        return Action(spec.name, short.translate(arguments))
+
+
+def read_arguments(call: FunctionCall) -> dict[str, Any]:
+    """Return the arguments of a call. Raises `UnusableCallError` for what is no JSON object."""
+    try:
+        arguments = json.loads(call.arguments or "{}", strict=False)  # a line break inside a string is a common slip
+    except (ValueError, RecursionError) as error:
+        raise UnusableCallError(f"the arguments of {call.name} are not JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise UnusableCallError(f"the arguments of {call.name} are not a JSON object")
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _integer(tool: str, name: str, value: object) -> int:
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and value == int(value) and value >= 1:
+        return int(value)
+    raise UnusableCallError(f"{tool}: {name} is a whole number from 1")

@@ -1,0 +1,105 @@
+"""The git directory that shells read: what it holds, and what it does not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from moothall.config import WorkspaceSettings
+from moothall.errors import RepositoryError
+from moothall.repositories.clone import TrustedClone
+from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.workspace_history import export_history
+from support.repos import Repo, make_repo
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repo:
+    """Four commits on main with a merge and a tag, and a branch with a word of its own."""
+    repo = make_repo(tmp_path / "repo", {"a.txt": "1\n"})
+    repo.git("checkout", "--quiet", "-b", "side")
+    repo.commit({"b.txt": "side\n"}, "side")
+    repo.git("checkout", "--quiet", "main")
+    repo.commit({"a.txt": "2\n"}, "second")
+    repo.git("tag", "-a", "v1", "-m", "a release")
+    repo.git("merge", "--quiet", "--no-ff", "-m", "merge", "side")
+    repo.git("checkout", "--quiet", "-b", "hidden", "HEAD~1")
+    repo.commit({"secret.txt": "the-secret\n"}, "the-secret")
+    repo.git("tag", "-a", "hidden-tag", "-m", "the-secret")
+    repo.git("checkout", "--quiet", "main")
+    return repo
+
+
+async def exported(tmp_path: Path, source: Path, *, commits: int = 100) -> tuple[Repo, bool]:
+    """Return a work tree with the history of main of `source`, and whether some was left out."""
+    clone = TrustedClone(tmp_path / "clones" / "x.git", WorkspaceSettings())
+    if source == tmp_path / "repo":
+        await clone.fetch(str(source), "refs/heads/hidden", tags=True)
+    sha = await clone.fetch(str(source), "refs/heads/main", tags=True)
+    tree = tmp_path / "tree"
+    await clone.checkout(sha, tree)
+    cut = await export_history(
+        GitRunner(tmp_path),
+        clone,
+        sha,
+        tree / ".git",
+        tree,
+        commits=commits,
+        seconds=60,
+        most_bytes=1_000_000,
+    )
+    return Repo(tree), cut
+
+
+async def test_it_holds_the_history_with_its_tags_and_nothing_else(tmp_path: Path, repo: Repo) -> None:
+    shown, cut = await exported(tmp_path, repo.path)
+    assert not cut
+    assert shown.git("fsck", "--full", "--strict") == ""
+    assert sorted(shown.git("log", "--format=%s").split()) == ["first", "merge", "second", "side"]
+    assert shown.git("for-each-ref", "--format=%(refname) %(objecttype)").splitlines() == [
+        "refs/heads/work commit",
+        "refs/tags/v1 tag",
+    ]
+    assert shown.git("describe") == f"v1-2-g{repo.head[:7]}"
+    assert shown.git("status", "--porcelain", "--branch") == "## work"
+    everything = shown.git("cat-file", "--batch-all-objects", "--batch-check=%(objectname)").split()
+    held = repo.git("rev-list", "--objects", "--no-object-names", "main", "v1").split()
+    assert sorted(everything) == sorted(held)
+    assert not (shown.path / ".git" / "hooks").exists()
+
+
+@pytest.mark.parametrize(("commits", "subjects"), [(1, ["merge"]), (4, ["first", "merge", "second", "side"])])
+async def test_it_ends_after_so_many_commits(tmp_path: Path, repo: Repo, commits: int, subjects: list[str]) -> None:
+    shown, cut = await exported(tmp_path, repo.path, commits=commits)
+    assert cut is (commits == 1)
+    assert sorted(shown.git("log", "--format=%s").split()) == subjects
+    assert shown.git("fsck", "--full") == ""
+    assert shown.git("tag") == ("v1" if commits > 1 else "")
+
+
+async def test_a_shallow_source_shows_what_it_has(tmp_path: Path, repo: Repo) -> None:
+    repo.git("clone", "--quiet", "--depth=1", f"file://{repo.path}", str(tmp_path / "shallow"))
+    shown, cut = await exported(tmp_path, tmp_path / "shallow")
+    assert (cut, shown.git("log", "--format=%s"), shown.git("fsck", "--full")) == (False, "merge", "")
+
+
+async def test_files_in_the_form_of_a_checkout_are_unchanged(tmp_path: Path, repo: Repo) -> None:
+    repo.commit(
+        {
+            ".gitattributes": "*.txt text eol=crlf\n*.bin filter=lfs\n*.id ident\n",
+            "c.txt": "1\n2\n",
+            "c.id": "$Id$\n",
+            "d.bin": b"x",
+        }
+    )
+    shown, _ = await exported(tmp_path, repo.path)
+    assert (shown.path / "c.txt").read_bytes() == b"1\r\n2\r\n"
+    assert shown.git("status", "--porcelain") == ""
+
+
+async def test_what_is_too_large_is_refused(tmp_path: Path, repo: Repo) -> None:
+    repo.commit({"large.bin": os.urandom(2_000_000)}, "large")
+    with pytest.raises(RepositoryError, match="history for workspaces cannot be written"):
+        await exported(tmp_path, repo.path)
