@@ -30,6 +30,7 @@ from moothall.model import retry
 from moothall.model.bodies import JSON, body_of, count_usage, encode
 from moothall.model.capabilities import Capabilities, is_overflow, read_window
 from moothall.model.dialect import Dialect, ServerFigures, read_figures
+from moothall.model.markup import split_calls
 from moothall.model.pool import ConnectionPool, open_pool
 from moothall.model.responses import ResponsesReply, responses_body
 from moothall.model.retry import Failed, Rejected, translate_refusal
@@ -334,13 +335,16 @@ class OpenAIModel:
         """Return a complete reply, possibly an empty one. Raises `Failed` where it was cut."""
         assembly = taken.assembly
         text, refusal = "".join(assembly.text), "".join(assembly.refusal)
-        calls = assembly.calls.finish(call_id)
         finish_reason = assembly.finish_reason
         if not finish_reason:
             if not assembly.done and taken.streams:
                 raise Failed(f"the answer was cut after {len(text)} characters: no finish_reason")
-            finish_reason = "tool_calls" if calls else "stop"
+            finish_reason = "tool_calls" if assembly.calls.calls else "stop"
         thought, text = split_thinking(text)
+        if body.get("tools") and not assembly.calls.calls:
+            written, text = split_calls(text, body["tools"])
+            assembly.calls.read(written, whole=True)
+        calls = assembly.calls.finish(call_id)
         if refusal and not text.strip() and not calls:
             text, finish_reason = refusal, "refusal"
         self._dialect.notice(assembly.usage)

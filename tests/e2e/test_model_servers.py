@@ -1,0 +1,52 @@
+"""Councils of three on servers as their makers document them, with the settings that nobody changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from house import SOLVED, Command, turn
+from moothall.testing.model import NativeReply, phase_of
+from moothall.testing.servers import SERVERS, served
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+TASK = "Add hello_world() function to src/utils.py"
+
+
+def answer(body: Mapping[str, Any], headers: Mapping[str, str]) -> NativeReply | str:
+    """Work as a model of any kind would: natively, in JSON or in blocks, as it is asked."""
+    phase = phase_of(headers)
+    if phase == "plan":
+        return json.dumps({"approaches": ["append the function", "rewrite the whole file", "edit it in place"]})
+    if phase in {"critique", "verify"}:
+        return json.dumps({"comment": "reads well", "met": [], "unmet": [], "score": 7})
+    tools = {tool["function"]["name"] for tool in body.get("tools", ())}
+    if tools:
+        if any(message["role"] == "tool" for message in body["messages"]):
+            return NativeReply((("submit", {"summary": "Added hello_world."}),))
+        last = "    return a + b\n"
+        edit = {"path": "src/utils.py", "old": last, "new": last + SOLVED}
+        return NativeReply((("view", {"path": "src/utils.py"}), ("edit", edit)), text="I add the function.")
+    whole = "\n".join(str(message["content"]) for message in body["messages"])
+    if "<tool>" in whole:
+        call = {"name": "files.append", "args": {"path": "src/utils.py", "content": SOLVED}}
+        return f"<tool>{json.dumps(call)}</tool>"
+    return turn("files.append", path="src/utils.py", content=SOLVED)
+
+
+@pytest.mark.parametrize("name", ["openai", "anthropic", "vllm", "vllm without a tool parser", "bare"])
+async def test_a_council_of_three_ends_with_a_winner(name: str, repo: Path, tmp_path: Path) -> None:
+    async with served(SERVERS[name], answer) as server:
+        command = Command(tmp_path / "data", server.base_url)
+        done = await command("deliberate", "--repo", str(repo), "--agents", "3", "--json", TASK)
+    assert done.code == 0, f"{done.out}\n{done.err}"
+    assert done.document["proven"] is True
+    assert {seat["error_code"] for seat in done.document["seats"]} == {""}
+    paths = {path for path, body in server.requests if body.get("tools")}
+    assert paths <= {"/v1/responses" if name == "openai" else "/v1/chat/completions"}
+    assert bool(paths) == (SERVERS[name].expect == "tools")
