@@ -65,14 +65,16 @@ _HISTORY = re.compile(
 _KEYWORD = re.compile(r"unknown name \W{1,3}([\w$]+)\W{1,3} at \W{0,2}(?:tools|functions)", re.IGNORECASE)
 """How Google names a keyword of JSON Schema that it does not know."""
 _SHORT_IDS = re.compile(r"tool call id.{0,200}length of 9", re.IGNORECASE | re.DOTALL)
+_MISSING = re.compile(r"missing|must be passed|required", re.IGNORECASE)
 _RESPONSES = re.compile(r"v1/responses|responses api", re.IGNORECASE)
 _OVERFLOW = re.compile(
     r"context.{0,3}(?:length|window|size|limit)|exceed_context|prompt (?:is )?too long|input (?:is )?too long|too many tokens"
     r"|reduce the length|longer than the model|token count.{0,60}exceed|exceeds? the (?:available|maximum).{0,30}(?:context|tokens)"
-    r"|too large for model|maximum (?:input|prompt) length|context the overflows",
+    r"|too large for model|maximum (?:input|prompt) length|context the overflows|max_tokens must be at least 1, got -",
     re.IGNORECASE,
 )
 _WINDOW = (
+    re.compile(r"\d \+ \d[\d,]* > (\d[\d,]{2,9})"),
     re.compile(r"(?:maximum )?context.{0,3}(?:length|window|size|limit)\D{0,40}?(\d[\d,]{2,9})", re.IGNORECASE),
     re.compile(r"> ?(\d[\d,]{2,9}) maximum", re.IGNORECASE),
     re.compile(r"(\d[\d,]{2,9}) maximum context", re.IGNORECASE),
@@ -82,6 +84,7 @@ _INPUT = (
     re.compile(r"(?:request|prompt|messages?) (?:has|have|contains?) (?:at least )?(\d[\d,]*) (?:input )?tokens", re.IGNORECASE),
     re.compile(r"(\d[\d,]*) (?:tokens )?(?:in|from) the (?:input )?(?:messages|prompt)", re.IGNORECASE),
     re.compile(r"context limit: (\d[\d,]*) \+", re.IGNORECASE),
+    re.compile(r"(\d[\d,]*) of text input", re.IGNORECASE),
 )
 _NUMBER = re.compile(r"(?<![\d.\w-])\d[\d,]*\d(?![\d\w])")
 
@@ -233,12 +236,7 @@ class Capabilities:
             names = [error.param]
         for name in names:
             self._drop(name, error, sent)
-        if (
-            not names
-            and self.sends_reasoning
-            and _HISTORY.search(text)
-            and not re.search("missing|must be passed|required", text)
-        ):
+        if not names and self.sends_reasoning and _HISTORY.search(text) and not _MISSING.search(text):
             self._set("the reasoning of earlier replies", lambda: setattr(self, "sends_reasoning", False), error)
 
     def room(self, error: Rejected, sent: Mapping[str, Any]) -> int:
@@ -247,6 +245,8 @@ class Capabilities:
         used = next((int(found[1].replace(",", "")) for pattern in _INPUT if (found := pattern.search(error.text))), 0)
         limit = int(sent.get(self.limit_name) or 0)
         left = window - used
+        if "at least" in error.text and used:  # the server stopped counting there
+            left = min(left, limit // 4)
         return left if window and used and limit > left >= max(_LEAST_TOKENS, min(1024, limit // 4)) else 0
 
     def _learn_window(self, message: str) -> None:

@@ -308,7 +308,7 @@ class OpenAIModel:
         try:
             listed = await self._retry(call_id, deadline, until, self._list_models)
         except Rejected as error:
-            if wanted and error.status in {404, 405, 501}:
+            if wanted and error.status in {400, 404, 405, 501}:
                 return wanted  # a server that keeps no list; a wrong name shows at the first call
             raise self._translate(error) from error
         if wanted and wanted not in listed:
