@@ -117,6 +117,13 @@ def test_a_text_stays_in_its_encoding(tree: Tree, raw: bytes, name: str) -> None
     assert file.read_bytes() == raw
 
 
+def test_invalid_bytes_in_code_stay_around_a_new_definition(tree: Tree) -> None:
+    raw = "# ä ö ü\n".encode() + b"# \xe4\ndef f():\n    return 1\n"
+    (tree.path / "a.py").write_bytes(raw)
+    tree("define", path="a.py", name="f", content="def f():\n    return 2")
+    assert (tree.path / "a.py").read_bytes() == raw.replace(b"return 1", b"return 2")
+
+
 def test_a_character_that_the_encoding_has_not_is_refused(tree: Tree) -> None:
     file = tree.path / "a.txt"
     file.write_bytes(raw := "größer\n".encode("latin-1"))
