@@ -52,7 +52,7 @@ def replace(path: str, text: str, old: str, new: str, count: int = 1) -> tuple[s
     if len(spots) != count:
         raise ToolFailure(_wrong_count(path, [at + 1 for at in spots], len(spots), count))
     for at in reversed(spots):
-        rows[at : at + len(wanted)] = _fit(rows[at : at + len(wanted)], wanted, new)
+        rows[at : at + len(wanted)] = _fit(rows[at : at + len(wanted)], wanted, new, line_end(text))
     return "".join(rows), len(spots)
 
 
@@ -131,12 +131,15 @@ def _shift(rows: Sequence[str], wanted: Sequence[str]) -> tuple[str, str] | None
     return None
 
 
-def _fit(rows: Sequence[str], wanted: Sequence[str], new: str) -> list[str]:
-    """Return the new lines with the indentation and the line ends of those in whose place they come."""
+def _fit(rows: Sequence[str], wanted: Sequence[str], new: str, usual: str) -> list[str]:
+    """Return the new lines with the indentation and the line ends of those that they replace.
+
+    usual: the file's line end.
+    """
     shift = _shift(rows, wanted)
     assert shift is not None  # noqa: S101 - only such spots were found
     here, there = shift
-    end = line_end(rows[0]) or "\n"
+    end = line_end(rows[0]) or usual or "\n"
     fresh = new.replace("\r\n", "\n").strip("\n").split("\n") if new.strip() else []
     made = [(there + row[len(here) :] if row.startswith(here) else row) if row.strip() else "" for row in fresh]
     last = rows[-1][len(rows[-1].rstrip("\r\n")) :]

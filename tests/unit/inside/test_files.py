@@ -163,6 +163,13 @@ def test_a_text_keeps_its_line_ends(tree: Tree, end: str) -> None:
     assert content() == end.join(["one", "two", "three"])
 
 
+def test_an_edit_with_other_spaces_keeps_the_line_ends_of_a_last_line_without_one(tree: Tree) -> None:
+    file = tree.path / "a.txt"
+    file.write_bytes(b"one\r\n  two")
+    tree("edit", path="a.txt", old="    two", new="    2\n    3")
+    assert file.read_bytes() == b"one\r\n  2\r\n  3"
+
+
 def test_in_a_text_of_mixed_line_ends_each_place_keeps_its_own(tree: Tree) -> None:
     file = tree.path / "a.txt"
     file.write_bytes(b"a\r\nx\r\nb\nx\nc\nx")
