@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -49,9 +50,8 @@ class SandboxLog:
         """Add lines of our own to the log."""
         self.tail()
         self._tail = b""
-        if self._file:
-            self._file.write((b"" if self._line_start else b"\n") + text.encode(errors="replace"))
-            self._line_start = text.endswith("\n")
+        self._put((b"" if self._line_start else b"\n") + text.encode(errors="replace"))
+        self._line_start = text.endswith("\n")
 
     def close(self) -> None:
         """Read what is left, and close everything; `tail` still answers."""
@@ -101,7 +101,12 @@ class SandboxLog:
         if not self._room:
             text += b"\n| ... the log keeps %d bytes of output\n" % _MOST_BYTES
             self._line_start = True
-        self._file.write(text)
+        self._put(text)
+
+    def _put(self, text: bytes) -> None:
+        if self._file:
+            with suppress(OSError):  # a full disk must not end the sandbox
+                self._file.write(text)
 
     def _stop(self) -> None:
         if self._pause:
