@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus, ToolUsage
 from moothall.errors import WorkspaceFailed
 from moothall.inside import cases, checks
 from moothall.inside.face import plain
+from moothall.sandbox.cgroups import cores
 
 BROKEN = (TypeError, ValueError, AttributeError, RecursionError)
 """What reading an answer raises that is none."""
@@ -53,7 +53,7 @@ def _is_contended(answer: Mapping[str, Any]) -> bool:
     """Whether a command had to wait for cores that others used: not where it used them all itself."""
     duration, cpu = whole(answer.get("duration_ms", 0)), usage_of(answer).cpu_ms
     waited = whole(answer.get("contended_ms", 0)) >= _WAITED * duration
-    return waited and duration > 0 and cpu < _ALL * duration * (os.cpu_count() or 1)
+    return waited and duration > 0 and cpu < _ALL * duration * cores()
 
 
 def _results(answer: dict[str, Any]) -> dict[str, str]:
