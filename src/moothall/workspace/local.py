@@ -272,7 +272,7 @@ class LocalWorkspace:
             if answer.get("status") == "success" and answer.get("exit_code") == 0:
                 continue
             said = f"the build failed: {shlex.join(step.argv)}\n{answer.get('output') or answer.get('error') or ''}"
-            return {**answer, "output": said, "cases": {}, "verdict": checks.verdict(("make",), 1, {})}
+            return {**answer, "output": said, "cases": {}, "verdict": cases.FAILED}
         return None
 
     async def changes(self) -> list[Change]:
