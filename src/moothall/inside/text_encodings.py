@@ -81,12 +81,6 @@ def find_encoding(raw: bytes) -> Encoding | None:
     return next((one for one in (UTF_8, *declared, *broken, Encoding("cp1252"), Encoding("latin-1")) if _fits(one, raw)), None)
 
 
-def decode(raw: bytes) -> str | None:
-    """Return the text of a file, None if it is binary."""
-    found = find_encoding(raw)
-    return found.decode(raw) if found else None
-
-
 def text_codec(name: str) -> str:
     """Return Python's name of a text encoding, '' for one that is not known or not plain."""
     try:
