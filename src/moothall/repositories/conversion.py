@@ -113,13 +113,14 @@ def _is_binary(content: bytes) -> bool:
     return (len(text) - len(text.translate(None, _PRINTABLE))) >> 7 < other
 
 
-def read_attributes(told: bytes) -> dict[str, dict[str, str]]:
-    """Return path → attribute → value of what `git check-attr -z` prints."""
-    words = told.decode("utf-8", "surrogateescape").split("\0")
-    found: dict[str, dict[str, str]] = {}
+def read_conversions(output: bytes, settings: Settings = Settings()) -> dict[str, Conversion]:
+    """Return the conversions that `git check-attr -z` asks for: path → conversion."""
+    words = output.decode("utf-8", "surrogateescape").split("\0")
+    attributes: dict[str, dict[str, str]] = {}
     for path, name, value in zip(words[::3], words[1::3], words[2::3], strict=False):
-        found.setdefault(path, {})[name] = value
-    return found
+        attributes.setdefault(path, {})[name] = value
+    found = {path: conversion(named, settings) for path, named in attributes.items()}
+    return {path: how for path, how in found.items() if how != UNCONVERTED}
 
 
 def asks_for_conversion(texts: Iterable[bytes]) -> bool:

@@ -14,8 +14,8 @@ from typing import IO
 
 from moothall.errors import RepositoryError, WorkspaceFailed
 from moothall.repositories import patch_rules
-from moothall.repositories.conversion import NAMES, UNCONVERTED, Conversion, conversion, read_attributes
-from moothall.repositories.gitcmd import UNSET, GitRunner, again
+from moothall.repositories.conversion import NAMES, Conversion, read_conversions
+from moothall.repositories.gitcmd import UNSET, GitAnswer, GitRunner, again
 from moothall.repositories.scratch import scratch
 
 _CHUNK = 1 << 20
@@ -151,15 +151,9 @@ async def ignored_paths(git: GitRunner, repository: Path, lists: Mapping[str, by
     """Return those of `paths` that these .gitignore files name: path → the rule, as `line 3 of .gitignore, build/`."""
     if not paths or not lists:
         return {}
-    with scratch() as folder:
-        tree = folder / "tree"
-        await asyncio.to_thread(_write_lists, tree, lists)
-        answer = await git.call(
-            *(f"--git-dir={repository}", f"--work-tree={tree}", "check-ignore", "--no-index", "--verbose", "-z", "--stdin"),
-            cwd=tree,
-            stdin="".join(f"./{path}\0" for path in paths).encode(),  # a leading ':' would be pathspec magic
-            env={"GIT_LITERAL_PATHSPECS": "0"},
-        )
+    command = ("check-ignore", "--no-index", "--verbose", "-z", "--stdin")
+    plain = [f"./{path}" for path in paths]  # a leading ':' would be pathspec magic
+    answer = await _ask_in_tree_of(git, repository, lists, command, plain, env={"GIT_LITERAL_PATHSPECS": "0"})
     if answer.status > 1:  # 1: none is ignored
         raise RepositoryError(f"the ignore rules cannot be read: {answer.reason}")
     words = answer.out.decode(errors="replace").split("\0")
@@ -177,19 +171,32 @@ async def find_conversions(
     """Return how those of `paths` are converted for which these .gitattributes files ask for it."""
     if not paths or not lists:
         return {}
+    command = ("check-attr", "-z", "--stdin", *NAMES)
+    answer = await _ask_in_tree_of(git, repository, lists, command, paths, env={"GIT_ATTR_SOURCE": UNSET})
+    if answer.status:
+        raise RepositoryError(f"the attributes of files cannot be read: {answer.reason}")
+    return read_conversions(answer.out)
+
+
+async def _ask_in_tree_of(
+    git: GitRunner,
+    repository: Path,
+    lists: Mapping[str, bytes],
+    command: Sequence[str],
+    paths: Sequence[str],
+    *,
+    env: Mapping[str, str],
+) -> GitAnswer:
+    """Run a git command on paths in a work tree that holds only these files."""
     with scratch() as folder:
         tree = folder / "tree"
         await asyncio.to_thread(_write_lists, tree, lists)
-        answer = await git.call(
-            *(f"--git-dir={repository}", f"--work-tree={tree}", "check-attr", "-z", "--stdin", *NAMES),
+        return await git.call(
+            *(f"--git-dir={repository}", f"--work-tree={tree}", *command),
             cwd=tree,
             stdin="".join(f"{path}\0" for path in paths).encode(errors="surrogateescape"),
-            env={"GIT_ATTR_SOURCE": UNSET},
+            env=env,
         )
-    if answer.status:
-        raise RepositoryError(f"the attributes of files cannot be read: {answer.reason}")
-    found = {path: conversion(told) for path, told in read_attributes(answer.out).items()}
-    return {path: how for path, how in found.items() if how != UNCONVERTED}
 
 
 def _write_lists(tree: Path, lists: Mapping[str, bytes]) -> None:

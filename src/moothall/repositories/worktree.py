@@ -12,7 +12,7 @@ from typing import Literal
 
 from moothall.errors import RepositoryError
 from moothall.repositories import patch_rules
-from moothall.repositories.conversion import NAMES, UNCONVERTED, Conversion, Settings, conversion, read_attributes
+from moothall.repositories.conversion import NAMES, UNCONVERTED, Conversion, Settings, read_conversions
 from moothall.repositories.gitcmd import UNSET, GitRunner
 from moothall.repositories.sources import Local
 
@@ -57,15 +57,14 @@ async def read_own_settings(git: GitRunner, local: Local) -> OwnSettings:
 
 async def find_conversions_here(git: GitRunner, local: Local, own: OwnSettings, paths: Sequence[str]) -> dict[str, Conversion]:
     """Return how git converts those of `paths` that it converts in this work tree. Raises `RepositoryError`."""
-    told = await git.run(
+    output = await git.run(
         *(f"--git-dir={local.git_dir}", f"--work-tree={local.top}", *own.options, *own.attributes),
         *("check-attr", "-z", "--stdin", *NAMES),
         cwd=local.top,
         stdin="".join(f"{path}\0" for path in paths).encode(errors="surrogateescape"),
         env=ATTRIBUTES_OF_FILES,
     )
-    found = {path: conversion(attributes, own.settings) for path, attributes in read_attributes(told).items()}
-    return {path: how for path, how in found.items() if how != UNCONVERTED}
+    return read_conversions(output, own.settings)
 
 
 @dataclass(frozen=True, slots=True)
