@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from moothall.domain.evidence import RED, CheckRun, Verdict
@@ -15,7 +15,7 @@ from moothall.domain.repository import Prepared, Profile
 from moothall.domain.task import VALIDATION
 from moothall.ranking.assess import cases_of
 from moothall.ranking.gates import name_cases, plain
-from moothall.ranking.obstacles import environment_line, folder_off_the_path, suggest_fewer, unconfigured_django
+from moothall.ranking.obstacles import environment_line, folder_off_the_path, red_details, suggest_fewer, unconfigured_django
 
 _SLOW_MS = 1000
 _SLOWEST = 5
@@ -216,9 +216,8 @@ def _nothing_ran(run: CheckRun, argv: Sequence[str]) -> tuple[str, str]:
 
 def _missing_modules(run: CheckRun, files: Sequence[str]) -> list[str]:
     """Return the modules of others if one is missing wherever anything was red; a module of the project's own may be the task itself."""
-    said: Iterable[str] = [run.details.get(case, "") for case, outcome in run.cases.items() if outcome in RED] or [run.output]
-    names = [match["name"] if (match := _MODULE.search(text)) else "" for text in said]
-    if not names or not all(names) or any(_is_own(name, files) for name in names):
+    names = [match["name"] if (match := _MODULE.search(text)) else "" for text in red_details(run) or [run.output]]
+    if not all(names) or any(_is_own(name, files) for name in names):
         return []
     return sorted(set(names))
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from moothall.ranking.assess import HIT_LIMIT
+
 _TEXT, _MESSAGE, _PATH = 20_000, 300, 400
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _TOP = "/workspace/"
@@ -17,8 +19,8 @@ _PLACE = re.compile(
     r'File "(?P<python>[^"\n]{1,400})", line (?P<number>\d{1,9})'
     r"|(?P<path>[^\s()\"'`<>:,]{1,400}\.[A-Za-z]\w{0,5}):(?P<line>\d{1,9})(?!\.?\w)"
 )
-_OWN = ("hit the limit", "was stopped: ", "the process ended in it")
-"""What a case is said that we stopped, or that ended its process."""
+_OWN = (HIT_LIMIT, "was stopped: ", "the process ended in it")
+"""The beginnings of our own reasons, for a case that we stopped or that ended its process."""
 _PYTHON_FRAME = re.compile(r'[\s|]*File "[^"\n]{1,400}", line \d+')
 _STACK_FRAME = re.compile(r"\s*at (?:async |new )?\S")
 _ERROR = re.compile(r"(?<![\w.$])[\w.$]{0,200}(?:Error|Exception)(?: \[\w{1,80}\])?: ")

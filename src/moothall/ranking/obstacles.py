@@ -44,21 +44,25 @@ _ENVIRONMENT = re.compile(
 )
 
 
+def red_details(run: CheckRun) -> list[str]:
+    """Return the output of each failed case."""
+    return [run.details.get(case, "") for case, outcome in run.cases.items() if outcome in RED]
+
+
 def environment_line(run: CheckRun) -> str:
     """Return the line that says why the environment kept a check from running a single case, '' where none does.
 
     Where cases are told, each red one has to say it.
     """
-    red = [run.details.get(case, "") for case, outcome in run.cases.items() if outcome in RED]
-    found = [_ENVIRONMENT.search(text) for text in red or [run.output]]
-    if not run.exit_code or not found or not all(found):
+    found = [_ENVIRONMENT.search(text) for text in red_details(run) or [run.output]]
+    if not run.exit_code or not found[0] or not all(found):
         return ""
-    return plain(found[0][0].strip(), _MAX_LINE) if found[0] else ""
+    return plain(found[0][0].strip(), _MAX_LINE)
 
 
 def unconfigured_django(run: CheckRun) -> bool:
     """Whether no red case could be loaded because nothing names Django's settings."""
-    red = [run.details.get(case, "") for case, outcome in run.cases.items() if outcome in RED]
+    red = red_details(run)
     return bool(red) and all(_UNCONFIGURED.search(text) for text in red)
 
 
@@ -86,9 +90,8 @@ def folder_off_the_path(run: CheckRun, files: Sequence[str]) -> tuple[str, str]:
     It is one that lies in a folder such as src, which is no package itself: nothing has installed it, and nothing
     has put the folder on the path.
     """
-    red = [run.details.get(case, "") for case, outcome in run.cases.items() if outcome in RED]
-    names = [match["name"] if (match := _MODULE.search(text)) else "" for text in red or [run.output]]
-    if not names or not all(names):
+    names = [match["name"] if (match := _MODULE.search(text)) else "" for text in red_details(run) or [run.output]]
+    if not all(names):
         return "", ""
     present = set(files)
     for name in dict.fromkeys(names):
