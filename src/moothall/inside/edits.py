@@ -34,7 +34,11 @@ def edit(root: int, args: Mapping[str, Any], limits: TextLimits) -> dict[str, An
 
 
 def replace(path: str, text: str, old: str, new: str, count: int = 1) -> tuple[str, int]:
-    """Return the text with `old` replaced by `new`, and in how many places. Line ends stay those of the file. Raises `ToolFailure`."""
+    """Return the text with `old` replaced by `new`, and the number of places. The file's line ends
+    are kept.
+
+    Raises `ToolFailure`.
+    """
     if not old:
         raise ToolFailure("old is empty; use files.append or files.write to add text", "invalid")
     for spelled in dict.fromkeys((old, with_ends(old, line_end(text)), with_ends(old, "\n"), with_ends(old, "\r\n"))):
@@ -57,7 +61,7 @@ def replace(path: str, text: str, old: str, new: str, count: int = 1) -> tuple[s
 
 
 def _replace_exactly(text: str, old: str, new: str) -> str:
-    """Replace every `old`; the lines of `new` end as the line in whose place they come."""
+    """Replace every `old`; the lines of `new` get the line end of the line that they replace."""
     usual = line_end(text)
     parts = text.split(old)
     made = [parts[0]]

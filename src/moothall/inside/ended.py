@@ -8,8 +8,8 @@ if TYPE_CHECKING:
 
 
 class CommandEnd:
-    """`status` is a tool status; `output` is head and tail of what was printed; `total` all its bytes; `contended` the
-    seconds in which it wanted a core and the machine had too few.
+    """`status` is a tool status; `output` is head and tail of what was printed; `total` all its
+    bytes; `contended` the seconds spent waiting for a core.
     """
 
     __slots__ = ("contended", "cpu_ms", "exit_code", "max_rss_bytes", "output", "seconds", "status", "total")

@@ -97,7 +97,7 @@ _TEXT = "# größer\nx = 1\n"
         (_TEXT.encode("utf-16-le"), "utf-16-le"),
         (_TEXT.encode("utf-16-be"), "utf-16-be"),
         (_TEXT.encode("utf-32"), "utf-32-le with a byte order mark"),
-        ("# ä ö ü \n".encode() + b"# \xe4\nx = 1\n", "utf-8 with bytes that are none"),
+        ("# ä ö ü \n".encode() + b"# \xe4\nx = 1\n", "utf-8 with invalid bytes"),
     ],
 )
 def test_a_text_stays_in_its_encoding(tree: Tree, raw: bytes, name: str) -> None:
