@@ -60,7 +60,7 @@ async def _submodules(clone: TrustedClone, sha: str, dest: Path, tell: Progress,
 
 
 def _is_free(dest: Path, folder: Path) -> bool:
-    """Whether a folder below `dest` is still to be filled; not if a link leads to it."""
+    """Whether a folder below `dest` is empty or absent, and no symlink leads to it."""
     beneath = folder.resolve() == dest.resolve() / folder.relative_to(dest)
     return beneath and not (folder.is_dir() and any(folder.iterdir()))
 

@@ -47,7 +47,9 @@ class TreeEntry:
 
     @property
     def oddity(self) -> str:
-        """Why no patch may hold this entry, or ''. In a base it stays as it is, and its name is told to nobody."""
+        """Why no patch may hold this entry, or ''. In a base it stays as it is; prompts and lists
+        of files leave it out.
+        """
         return patch_rules.why_path(self.path)
 
 
@@ -72,7 +74,10 @@ class Commit:
 
 @again
 def read_tree(git: GitRunner, repository: Path, sha: str, max_bytes: int) -> tuple[TreeEntry, ...]:
-    """Return every file and submodule of a commit in git's order. Raises `RepositoryError` for a tree that git itself would not check out."""
+    """Return every file and submodule of a commit in git's order.
+
+    Raises `RepositoryError` for a tree that git itself would not check out.
+    """
     with git.stream("ls-tree", "-r", "-z", "-l", "--full-tree", sha, cwd=repository) as out:
         entries = [_entry(record) for record in out.read().split(b"\0")[:-1]]
     _check(entries, max_bytes)
@@ -109,9 +114,10 @@ def write_files(
     *,
     conversions: Mapping[str, Conversion] = NO_CONVERSIONS,
 ) -> int:
-    """Write checked entries below `dest`, which must be empty or absent, converted where `conversions` says so; on failure nothing stays.
+    """Write checked entries below `dest`, which must be empty or absent; on failure nothing stays.
+    Return the number of entries that are left out because the file system cannot hold them.
 
-    Return how many are left out because no file system here can hold them. Symlinks come last: nothing is written through one.
+    Symlinks come last: nothing is written through one.
     """
     dest.mkdir(parents=True, exist_ok=True)
     if any(dest.iterdir()):
@@ -148,7 +154,9 @@ def write_files(
 
 
 async def ignored_paths(git: GitRunner, repository: Path, lists: Mapping[str, bytes], paths: Sequence[str]) -> dict[str, str]:
-    """Return those of `paths` that these .gitignore files name: path → the rule, as `line 3 of .gitignore, build/`."""
+    """Return those of `paths` that .gitignore files ignore: path → the rule, such as `line 3 of
+    .gitignore, build/`.
+    """
     if not paths or not lists:
         return {}
     command = ("check-ignore", "--no-index", "--verbose", "-z", "--stdin")
@@ -161,14 +169,14 @@ async def ignored_paths(git: GitRunner, repository: Path, lists: Mapping[str, by
     return {
         path.removeprefix("./"): f"line {line} of {source.removeprefix('./')}, {rule[:_RULE_CHARS]}"
         for source, line, rule, path in rules
-        if not rule.startswith("!")  # it takes back what another says
+        if not rule.startswith("!")  # it overrides a rule that ignores
     }
 
 
 async def find_conversions(
     git: GitRunner, repository: Path, lists: Mapping[str, bytes], paths: Sequence[str]
 ) -> dict[str, Conversion]:
-    """Return how those of `paths` are converted for which these .gitattributes files ask for it."""
+    """Return the conversions of `paths` by .gitattributes files."""
     if not paths or not lists:
         return {}
     command = ("check-attr", "-z", "--stdin", *NAMES)
@@ -284,7 +292,7 @@ def _check(entries: Sequence[TreeEntry], max_bytes: int) -> None:
 
 
 def colliding_links(entries: Iterable[TreeEntry]) -> frozenset[str]:
-    """Return the symlinks that have the name of a folder where case is ignored."""
+    """Return the symlinks that have the name of a folder except for case."""
     entries = tuple(entries)
     links = {entry.path.casefold(): entry.path for entry in entries if entry.mode == patch_rules.SYMLINK}
     if not links:

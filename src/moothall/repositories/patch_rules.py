@@ -129,7 +129,7 @@ def _why_change(change: RawChange, limits: ChangeLimits) -> str:
 
 def _why_link(change: RawChange) -> str:
     if change.old_mode == SYMLINK and (reason := why_target(change.path, change.old_target)):
-        return f"no patch may make the link that is there ({reason}); leave it as it is"
+        return f"the existing symlink is one that no patch may create ({reason}); leave it as it is"
     return why_target(change.path, change.target) if change.new_mode == SYMLINK else ""
 
 
@@ -201,9 +201,10 @@ def why_target(path: str, target: str | None) -> str:
 
 
 def check_links(old: Mapping[str, str], new: Mapping[str, str]) -> None:
-    """Raise `PatchRefused` if a patch makes a symlink lead out of the tree. `old` and `new` are all links (path → target) before and after.
+    """Raise `PatchRefused` if a patch makes a symlink lead out of the tree.
 
-    Links of the base that lead out may stay. The check follows every link, since a harmless one may pass through one of those.
+    `old` and `new` are all symlinks before and after, path → target. Those of the base that lead
+    out may stay. Every link is followed, since a harmless one may pass through one of these.
     """
     if all(not why_target(path, target) for path, target in old.items()):
         return  # the rules for each link are enough
