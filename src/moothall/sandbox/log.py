@@ -1,4 +1,4 @@
-"""The output of a sandboxed process: it writes to a pipe, this process writes the log."""
+"""The log of a sandboxed process: it writes to a pipe, and this process writes the file."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import IO
 TAIL_BYTES = 2000
 _MOST_BYTES = 4_000_000  # of output in the file; the tail is always the newest
 _READ_BYTES = 65_536  # the capacity of a pipe
-_PAUSE = 0.01  # seconds between reads: a flood of output costs this process a few MB a second at most
+_PAUSE = 0.01  # seconds between reads: limits a flood of output to a few MB a second
 _DRAINS = 16
-_MARK = b"| "  # in front of each line of output, so that it cannot pass for a note
+_MARK = b"| "  # before each line of output, so that it cannot pass for a note
 
 
 class SandboxLog:
-    """Reads what a sandboxed process writes to stdout and stderr. `path` gets it, up to a limit, among the notes.
+    """Reads the stdout and stderr of a sandboxed process and writes them, up to a limit, to `path`,
+    between our notes.
 
-    `writing` is the descriptor for the process. Use it in one event loop, and call `start` once the process has it.
+    `writing` is the descriptor for the process. Use this in one event loop, and call `start` after
+    starting the process.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -33,7 +35,7 @@ class SandboxLog:
         self._line_start = True
 
     def start(self) -> None:
-        """Leave the writing end to the process, and read until it has ended."""
+        """Close our copy of the writing end, and read until the process ends."""
         os.close(self.writing)
         self.writing = -1
         self._loop = asyncio.get_running_loop()
@@ -54,7 +56,7 @@ class SandboxLog:
         self._line_start = text.endswith("\n")
 
     def close(self) -> None:
-        """Read what is left, and close everything; `tail` still answers."""
+        """Read the rest and close everything; `tail` still works."""
         self.tail()
         self._stop()
         if self.writing >= 0:
@@ -75,7 +77,7 @@ class SandboxLog:
             self._pause = self._loop.call_later(_PAUSE, self._listen)
 
     def _read(self) -> bool:
-        """Whether there was something to read. Stops at the end of the output."""
+        """Read once; return whether there was output. Stop at its end."""
         if self._reading < 0:
             return False
         try:

@@ -50,7 +50,9 @@ def usage_of(answer: Mapping[str, Any]) -> ToolUsage:
 
 
 def _is_contended(answer: Mapping[str, Any]) -> bool:
-    """Whether a command had to wait for cores that others used: not where it used them all itself."""
+    """Whether a command waited for cores that others used. It did not if it used nearly all cores
+    itself.
+    """
     duration, cpu = whole(answer.get("duration_ms", 0)), usage_of(answer).cpu_ms
     waited = whole(answer.get("contended_ms", 0)) >= _WAITED * duration
     return waited and duration > 0 and cpu < _ALL * duration * cores()

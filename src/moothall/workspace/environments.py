@@ -222,7 +222,7 @@ class _Steps:
             if answer.get("status") == "success" and answer.get("exit_code") == 0:
                 self._tell_left_out(step, output)
                 continue
-            fails = answer.get("status") in _MAY_FAIL  # with less it may go well
+            fails = answer.get("status") in _MAY_FAIL  # less may succeed
             if step.instead and fails:
                 self._tell(f"that failed{_because(output)}; trying with less")
                 said = excerpt(output, _BEFORE, _BEFORE).replace("\n", "\n  ")
@@ -238,7 +238,7 @@ class _Steps:
                 raise RepositoryError(self._why(step, answer, output, before))
 
     def _tell_left_out(self, step: SetupStep, output: str) -> None:
-        """Say what an installation line by line has left out."""
+        """Report the lines that an installation line by line left out."""
         if step.argv[: len(LINE_BY_LINE)] == LINE_BY_LINE:
             for line in [line for line in output.splitlines() if line.startswith(_LEFT_OUT)][:_LEFT_OUT_SHOWN]:
                 self._tell(line[:400])
@@ -257,7 +257,9 @@ class _Steps:
 
 
 def _node_headers(homes: Sequence[Path]) -> dict[str, str]:
-    """Return where node-gyp finds the headers of the Node that a set-up on this machine runs, {} where they are not beside it."""
+    """Return the variable that leads node-gyp to the headers of this machine's Node, or {} if Node
+    comes without them.
+    """
     for home in (*homes, Path("/usr/local"), Path("/usr")):
         if (home / "bin" / "node").exists():
             there = (home / "include" / "node" / "node_version.h").exists()

@@ -65,7 +65,7 @@ def describe_limit(name: str, status: str, given: CheckLimit, sandbox: SandboxSe
 
 
 def describe_setup_limit(status: str, sandbox: SandboxSettings) -> str:
-    """Say which limit of ours a command of a set-up hit, and which setting it is; '' for none."""
+    """Return which of our limits a command of a set-up hit, with its setting, or ''."""
     setting = _SETTINGS.get(status, "")
     if not setting:
         return ""
@@ -73,6 +73,6 @@ def describe_setup_limit(status: str, sandbox: SandboxSettings) -> str:
     if status == "disk":
         return (
             f"a file may have {said} bytes, and /tmp half of sandbox.memory_bytes = {sandbox.memory_bytes:g}; "
-            "set more, if the disk itself is not full"
+            "raise it, unless the disk itself is full"
         )
     return said
