@@ -171,7 +171,7 @@ def _unittest(argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str])
 
 
 def _own_runner(argv: tuple[str, ...], at: int, paths: Sequence[str], cases: Sequence[str]) -> tuple[str, ...]:
-    """Start a script that runs unittest's runner through our own module, which reports the cases."""
+    """Start a script that runs unittest's runner through our module, which reports the cases."""
     script = argv[at:]
     if _program(argv[at]).startswith("django-admin"):
         script = ("-m", "django", *argv[at + 1 :])

@@ -86,7 +86,7 @@ def find_encoding(raw: bytes) -> Encoding | None:
 
 
 def text_codec(name: str) -> str:
-    """Return Python's name of a text encoding, or '' if it is unknown or not one of `_TEXT_CODECS`."""
+    """Return Python's name of a text encoding, or '' if it is not one of `_TEXT_CODECS`."""
     try:
         codec = codecs.lookup(name).name
     except LookupError:

@@ -186,8 +186,9 @@ def _obstacle(run: CheckRun, files: Sequence[str]) -> tuple[str, str]:
         return f"the module {module} lies in {folder}/, which is neither installed nor on the path", advice
     if unconfigured_django(run):
         return "Django's settings are not configured, so none of its tests can be loaded", (
-            f'Name Django\'s own runner in [checks] of {_OWN_FILE}, such as tests = "python manage.py test" or '
-            '"env DJANGO_SETTINGS_MODULE=… python -m django test", or add pytest-django to the tests\' dependencies.'
+            f"Name Django's own runner in [checks] of {_OWN_FILE}, such as "
+            'tests = "python manage.py test" or "env DJANGO_SETTINGS_MODULE=… python -m django test", '
+            "or add pytest-django to the tests' dependencies."
         )
     if line := environment_line(run):
         return f"the environment fails before the first case: {line}", (

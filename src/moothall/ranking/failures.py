@@ -178,7 +178,8 @@ def _read_go(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
         at = panics[0]
         return [re.sub(r" \[recovered.*", "", lines[at])], [line for line in lines[at + 1 :] if line.startswith("\t")]
     if told:
-        # A test's log has the same form as its errors: the first that reads like an error, or else the last.
+        # A test's log looks like its errors: take the first line that reads like an error, or else
+        # the last.
         message, place = next((one for one in told if _GO_TELLS.search(" ".join(one[0]))), told[-1])
         return _read_testify(message), [place]
     if built := next(filter(None, map(_GO_BUILD.match, lines)), None):

@@ -69,7 +69,7 @@ async def apply_to_files(git: GitRunner, local: Local, diff: str, base: str = ""
 
 
 async def _is_as_in(git: GitRunner, local: Local, own: OwnSettings, commit: str, path: str) -> bool:
-    """Whether git would store a file exactly as it is in a commit; False if the commit is not here."""
+    """Whether git would store a file as it is in a commit; False if the commit is not here."""
     at = (f"--git-dir={local.git_dir}", f"--work-tree={local.top}")
     there = await git.call(*at, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}:{path}", cwd=local.top)
     none = await _no_filters(git, local)

@@ -127,10 +127,11 @@ class TrustedClone:
                 raise FetchTooLarge(f"{failed} (a repository may have at most {self._settings.max_repository_bytes} bytes)")
             if _PARTIAL.search(answer.err):
                 bring = (
-                    f". Bring them: git -C {shlex.quote(source)} fetch --refetch --no-filter" if source.startswith("/") else ""
+                    f". Fetch them: git -C {shlex.quote(source)} fetch --refetch --no-filter" if source.startswith("/") else ""
                 )
                 raise RepositoryError(
-                    f"cannot fetch {ref!r} from {source!r}: it is a partial clone, and lacks objects of that commit or of its history{bring}"
+                    f"cannot fetch {ref!r} from {source!r}: it is a partial clone, and lacks objects of "
+                    f"that commit or of its history{bring}"
                 )
             raise RepositoryError(failed)
         try:
@@ -326,8 +327,8 @@ class TrustedClone:
     async def commit_changes(self, base_sha: str, changes: Sequence[Change], message: str, *, parent: str = "") -> Patch:
         """Commit `changes`, relative to the tree of `base_sha`, on top of `parent` (default: the base).
 
-        The same input gives the same sha. Build leftovers and what a .gitignore names stay out unless
-        the base has them. Nothing left → the base itself with an empty diff. Raises `PatchRefused`.
+        The same input gives the same sha. Build leftovers and ignored files stay out unless the
+        base has them. Nothing left → the base itself with an empty diff. Raises `PatchRefused`.
         """
         old = {entry.path: entry for entry in await self.entries(base_sha)}
         kept, ignored = await self._not_ignored(base_sha, old, changes)
@@ -423,7 +424,7 @@ class TrustedClone:
         patch_rules.check_links(*({path: entry.target for path, entry in tree.items() if entry.target} for tree in (old, new)))
         if collisions := colliding_links(new.values()) - colliding_links(old.values()):
             raise PatchRefused(
-                f"the patch may not make the symlink {min(collisions)[:200]!r}: a folder has that name but for case"
+                f"the patch may not create the symlink {min(collisions)[:200]!r}: a folder has the same name except for case"
             )
         text = await self.diff(base_sha, commit_sha)
         size = len(text.encode())

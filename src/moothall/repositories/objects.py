@@ -29,9 +29,9 @@ _FILE_MODE = re.compile(r"100[0-7]{3}")
 
 @dataclass(frozen=True, slots=True)
 class TreeEntry:
-    """A file of a commit, or a submodule; `target` is where a symlink points to, `size` is in bytes.
+    """A file of a commit, or a submodule; `target` is where a symlink points, `size` is in bytes.
 
-    A path or target that is not UTF-8 holds surrogates, as `os.fsdecode` makes them.
+    A path or target that is not UTF-8 contains surrogates, as from `os.fsdecode`.
     """
 
     path: str

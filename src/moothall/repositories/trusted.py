@@ -235,8 +235,9 @@ class TrustedRepositories:
             why = delivery.branch_in_the_way(refs, branch)
         if why:
             raise RepositoryError(
-                f"the winner could not be delivered as the branch {branch!r} of {entry.origin!r}: {why}. Rename or delete what is in "
-                "the way, or turn delivery off: moothall repo add PATH_OR_URL --push none"
+                f"the winner could not be delivered as the branch {branch!r} of {entry.origin!r}: {why}. "
+                "Rename or delete what is in the way, or turn delivery off: "
+                "moothall repo add PATH_OR_URL --push none"
             )
 
     async def deliver(self, base: Base, diff: str, branch: str, message: str, merged: Sequence[str] = ()) -> str:

@@ -291,7 +291,7 @@ class Box(ABC):
         }
         if self._link is None:
             raise WorkspaceFailed("the workspace is not open")
-        # Only a command of others can use the memory up; asking the kernel costs more than reading a file does.
+        # Only foreign code can use up the memory; asking the kernel costs more than reading a file.
         killed = self._count_memory_kills() if message["op"] in _OF_OTHERS else None
         number, answer = self._link.ask(message)
         following = self._follow(number, answer, most, asked)

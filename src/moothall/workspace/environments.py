@@ -164,10 +164,8 @@ class Environments:
                 steps = base.profile.steps or tuple(SetupStep(argv) for argv in base.profile.setup)
                 local = self._settings.workspace.kind == "local"
                 variables = _ON_DISK | (_node_headers(chosen.homes) if local else {})
-                made = _ON_DISK["TMPDIR"]
-                await box.request(
-                    "setup", wall_seconds=_CLEAN_SECONDS, argv=("mkdir", "-p", made), env=box.variables(), folder=""
-                )
+                make = ("mkdir", "-p", _ON_DISK["TMPDIR"])
+                await box.request("setup", wall_seconds=_CLEAN_SECONDS, argv=make, env=box.variables(), folder="")
                 await _Steps(box, end, tell, variables, self._settings.sandbox).run(steps)
                 await box.request(
                     "setup", wall_seconds=_CLEAN_SECONDS, argv=("rm", "-rf", _DOWNLOADS), env=box.variables(), folder=""

@@ -72,7 +72,7 @@ def describe_setup_limit(status: str, sandbox: SandboxSettings) -> str:
     said = f"{setting} = {getattr(sandbox, setting.partition('.')[2]):g}"
     if status == "disk":
         return (
-            f"a file may have {said} bytes, and /tmp half of sandbox.memory_bytes = {sandbox.memory_bytes:g}; "
-            "raise it, unless the disk itself is full"
+            f"a file may have {said} bytes, and /tmp half of "
+            f"sandbox.memory_bytes = {sandbox.memory_bytes:g}; raise it, unless the disk itself is full"
         )
     return said

@@ -248,7 +248,7 @@ class LocalWorkspace:
                 await self.restore(before)
 
     async def _builds(self) -> tuple[BuildStep, ...]:
-        """Return the steps whose sources differ from the base, and those without a list of sources."""
+        """Return the steps whose sources differ from the base, and those that list no sources."""
         steps = self.base.profile.builds
         if all(not step.sources for step in steps):
             return steps

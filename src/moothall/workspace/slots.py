@@ -220,7 +220,7 @@ class Slots:
     def _unlock(self, descriptor: int) -> None:
         if descriptor >= 0:
             self._held.discard(descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # at once, also if a process that is being started has a copy
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # at once, even if a starting process has a copy
             os.close(descriptor)
 
     def free(self, taken: dict[str, int]) -> None:

@@ -105,7 +105,7 @@ def _manager(project: Project, package: Mapping[str, object]) -> tuple[str, str]
 
 
 def _refuses_npm(package: Mapping[str, object]) -> bool:
-    """Whether npm would refuse to run a script because the package names another package manager."""
+    """Whether npm refuses to run scripts because the package names another package manager."""
     return str(table(package, "devEngines", "packageManager").get("name", "npm")) != "npm"
 
 
@@ -165,7 +165,7 @@ def _yarn(project: Project, version: str, plain: SetupStep) -> Iterator[SetupSte
 
 
 def _corepack(scripts: Mapping[str, str], manager: str, version: str, folder: str) -> Iterator[SetupStep]:
-    """Yield the step that fetches the pinned package manager if scripts call it through corepack."""
+    """Yield the step that fetches the pinned package manager if scripts call it by corepack."""
     if version and any(re.search(r"\bcorepack\b", script) for script in scripts.values()):
         # Its built-in keys expire, and npm's installations here are not verified either.
         argv = ("env", "COREPACK_INTEGRITY_KEYS=0", "corepack", "install", "--global", f"{manager}@{version}")

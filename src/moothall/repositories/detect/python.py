@@ -49,7 +49,8 @@ _ASKS_GIT = re.compile(
 def python(project: Project, below: Sequence[str], named: Mapping[str, Project]) -> FoundProject | None:
     """Return what is found in a Python project, None where it is none.
 
-    `below` are folders below this one that have checks of their own; `named` are all projects of the repository by name.
+    `below` are folders below this one that have checks of their own; `named` are all projects of
+    the repository by name.
     """
     pyproject = project.toml("pyproject.toml")
     if not pyproject and not project.any("*.py"):
@@ -90,7 +91,8 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, Project])
 
 
 def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Mapping[str, str], inner: str) -> tuple[SetupStep, ...]:
-    """Return one installation of everything, so that one resolution sees all of it; piece by piece where that fails.
+    """Return one installation of everything, so that one resolution sees all of it; piece by piece if
+    that fails.
 
     `siblings` are other projects of the repository, name → folder; `inner` is the folder of the
     tests, '' for its own.
