@@ -242,7 +242,8 @@ def _tests(project: Project, below: Sequence[str]) -> tuple[str, ...]:
     others = sorted(path for path in mine.files if matches(_OTHER_TESTS, path) and not _NOT_TESTS.search(path))
     if others:
         return ("python", "-m", "pytest", *others[:_MOST_FILES])
-    return (*_doctests(mine), *ignored) if _doctests(mine) else ()
+    examples = _doctests(mine)
+    return (*examples, *ignored) if examples else ()
 
 
 def _doctests(project: Project) -> tuple[str, ...]:
