@@ -425,4 +425,4 @@ class Box(ABC):
 
 def _writes(op: str, fields: Mapping[str, Any]) -> bool:
     """Whether a request may fill the disk of the workspace. A set-up has a limit of its own."""
-    return op in {"run", "check", "code"} or (op == "files" and fields.get("tool") in _WRITING)
+    return op in _SLOTTED or (op == "files" and fields.get("tool") in _WRITING)
