@@ -242,10 +242,12 @@ class LocalWorkspace:
                 yield box, await self._build(box, steps, seconds, order)
             return
         before = await self.changes()
-        yield self._box, await self._build(self._box, steps, seconds, order)
-        with suppress(PatchRefused):  # more than a patch can hold; the next use reports it
-            if await self.changes() != before:
-                await self.restore(before)
+        try:
+            yield self._box, await self._build(self._box, steps, seconds, order)
+        finally:
+            with suppress(PatchRefused, WorkspaceFailed):  # the next use reports them
+                if await self.changes() != before:
+                    await self.restore(before)
 
     async def _builds(self) -> tuple[BuildStep, ...]:
         """Return the steps whose sources differ from the base, and those that list no sources."""
