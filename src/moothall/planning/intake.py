@@ -46,7 +46,7 @@ def _check_fields(data: Mapping[str, object]) -> None:
         load(RepositoryRef, repository)
     elif not isinstance(repository, str):
         raise InvalidRequest("repository is neither a text nor an object with id, url and ref")
-    if rigor and rigor not in lifecycle().ready:
+    if rigor and str(rigor) not in lifecycle().ready:  # it may be of any type
         raise InvalidRequest(f"rigor_level is {str(rigor)[:40]!r}; it is one of {', '.join(lifecycle().ready)}")
     if not isinstance(data.get("metadata", {}), Mapping):
         raise InvalidRequest("metadata is not an object")
