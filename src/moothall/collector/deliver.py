@@ -71,6 +71,8 @@ def own_message(message: str) -> str:
     """Return a seat's own commit message as it may stand in a commit: readable lines, without trailers and without words by which
     a program skips checks.
     """
-    lines = ("".join(sign if sign.isprintable() else " " for sign in line).rstrip() for line in message.splitlines())
-    kept = [_SKIP.sub("", line).rstrip() for line in lines if not _TRAILER.match(line)]
+    text = "\n".join("".join(sign if sign.isprintable() else " " for sign in line) for line in message.splitlines())
+    while _SKIP.search(text):  # what is left may be another: "[skip[skip ci] ci]"
+        text = _SKIP.sub("", text)
+    kept = [line.rstrip() for line in text.split("\n") if not _TRAILER.match(line)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip()[:_MESSAGE]
