@@ -114,7 +114,7 @@ class Desk:
 
     async def check(self, request: DeliberationRequest, who: Principal) -> None:
         """Raise what `submit` would raise if this were a new task; record nothing."""
-        await self._pin(self._plan(request, who))
+        await self._check_delivery(await self._pin(self._plan(request, who)))
 
     async def refuse(self, request: DeliberationRequest, reason: Permanent, who: Principal) -> None:
         """Record a task that cannot start: its result is FAILED with this reason. Do nothing if the task id is taken."""
@@ -141,6 +141,11 @@ class Desk:
         pinned = RepositoryRef(id=base.repository, url=d.repository.url, ref=d.repository.ref)
         return replace(d, repository=pinned, base_sha=base.sha)
 
+    async def _check_delivery(self, d: Deliberation) -> None:
+        """Raise `RepositoryError` if the winner of a deliberation could not be delivered."""
+        if d.repository is not None and d.base_sha and not PROTOCOLS[d.protocol].answers:
+            await self._repositories.check_delivery(d.repository.id, d.base_sha, f"moothall/{d.task_id}")
+
     async def _fork(self, request: DeliberationRequest, fork: Fork, who: Principal, request_digest: str) -> Deliberation:
         """Record another run of a task, under an id of its own that tells which one it is a fork of."""
         made = await fork_of(self._bus, fork, who, self._defaults, self._clock())
@@ -159,9 +164,7 @@ class Desk:
 
     async def _record(self, deliberation: Deliberation, request_digest: str) -> Deliberation:
         """Put it on record and on the queue. Raises `RepositoryError` if its winner could not be delivered."""
-        if deliberation.repository is not None and deliberation.base_sha and not PROTOCOLS[deliberation.protocol].answers:
-            branch = f"moothall/{deliberation.task_id}"
-            await self._repositories.check_delivery(deliberation.repository.id, deliberation.base_sha, branch)
+        await self._check_delivery(deliberation)
         asked = dump(deliberation) | {"request_digest": request_digest, "num_agents": len(deliberation.seats)}
         event = write_of(deliberation, EventType.DELIBERATION_REQUESTED, asked, time=self._clock().isoformat())
         try:
