@@ -9,14 +9,12 @@ from moothall import telemetry
 from moothall.domain.outcome import Outcome, Result
 from moothall.domain.repository import Base
 from moothall.domain.secrets import HOLE
-from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.domain.task import FORGE, Deliberation, RepositoryRef
 from moothall.errors import MoothallError, PatchRefused
 from moothall.ports import Repositories
 
 log = telemetry.get_logger(__name__)
 
-FORGE = "forge"
-"""The origin of tasks that `moothall watch` asks for."""
 _MESSAGE = 4_000
 _TRAILER = re.compile(r"\s*(?:[\w-]+-by|deliberation|winner|skip-checks)\s*:", re.IGNORECASE)
 _SKIP = re.compile(

@@ -19,6 +19,8 @@ from moothall.errors import InvalidRequest
 DEFAULT_SEATS = 3
 DocumentKind = Literal["", "plan", "coach"]
 """A JSON document that answers a deliberation about text: the tasks of a story, or a story. Empty: plain text."""
+FORGE = "forge"
+"""The origin of tasks that `moothall watch` submits."""
 VALIDATION = "validation"
 """What a deliberation's own checks are called: validation-1, validation-2, …"""
 _COMMAND_CHARS = 4000
