@@ -64,8 +64,9 @@ class Taking:
         finally:
             self.capacity.users -= 1
             self.capacity.release(len(self.held))
+            left, self.held = self.held, {}  # what ends after this releases nothing again
             with suppress(nats.errors.Error, OSError):
-                for message in self.held.values():
+                for message in left.values():
                     await heed_cancel(message.nak())
 
     async def _pull(self) -> None:
