@@ -194,7 +194,7 @@ def _fall_back(error: MoothallError, tell: Callable[[str], None] | None) -> None
     """Tell that hosts run in this process. Raises `FleetUnavailable` that names the setting if nobody is to be told."""
     if tell is None:
         raise FleetUnavailable(
-            f"{error.message}. Set MOOTHALL_RAY__MODE=process to run hosts without Ray, or start again when the machine has less to do"
+            f"{error.message}. Set MOOTHALL_RAY__MODE=process to run hosts without Ray, or try again"
         ) from error
     tell(f"hosts run in this process instead of Ray: {error.message}")
 
