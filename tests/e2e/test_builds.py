@@ -1,4 +1,4 @@
-"""What is built of the files is built again before a check judges them, in a real sandbox."""
+"""Compiled code is built again before a check, in a real sandbox."""
 
 from __future__ import annotations
 

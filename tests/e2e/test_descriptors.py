@@ -1,4 +1,4 @@
-"""No child of ours inherits a descriptor that it was not given: in a sandbox or outside, under uvloop."""
+"""Under uvloop, no child process inherits a descriptor that it was not given, sandboxed or not."""
 
 from __future__ import annotations
 

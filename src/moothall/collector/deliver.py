@@ -59,16 +59,14 @@ async def _exact(repositories: Repositories, base: Base, winner: Result) -> str:
 def _message(deliberation: Deliberation, outcome: Outcome) -> str:
     """The same for the same decision, so that delivering again makes the same commit."""
     title = " ".join(deliberation.description.strip().partition("\n\n")[0].split())[:72]
-    # On a forge the words of a commit act: they close issues and call people.
+    # On a forge, words in a commit message have effects: they close issues and notify people.
     own = "" if deliberation.origin == FORGE else own_message(outcome.results[0].message)
     proven = "proven" if outcome.proven else "unproven"
     return f"{own or title}\n\nDeliberation: {deliberation.task_id}\nWinner: {outcome.winner_id} ({proven})\n"
 
 
 def own_message(message: str) -> str:
-    """Return a seat's own commit message as it may stand in a commit: readable lines, without trailers and without words by which
-    a program skips checks.
-    """
+    """Clean a seat's own commit message: printable lines, no trailers, no words that skip CI."""
     text = "\n".join("".join(sign if sign.isprintable() else " " for sign in line) for line in message.splitlines())
     while _SKIP.search(text):  # what is left may be another: "[skip[skip ci] ci]"
         text = _SKIP.sub("", text)

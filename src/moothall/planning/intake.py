@@ -1,4 +1,4 @@
-"""Story events as anybody may publish them: checked before they count, so that none is ignored without a dead letter."""
+"""Check story events, which any program may publish. One that fails becomes a dead letter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TEXTS = ("title", "brief", "ref", "plan_id", "actor", "event", "from_state", "t
 
 
 def check_event(event: Event) -> str:
-    """Return the id of an event's story. Raises `InvalidRequest` that names the field that cannot be right."""
+    """Return the id of an event's story. Raises `InvalidRequest` naming the field that is wrong."""
     data = event.data
     story_id = data.get("story_id")
     if not isinstance(story_id, str):

@@ -149,10 +149,12 @@ def _git(settings: Settings) -> GitRunner:
 async def line_provenance(
     settings: Settings, place: tuple[str, str, str, int], given: Mapping[str, str] = NOTHING, tenant: str = ""
 ) -> tuple[LineOrigin, Sequence[Mapping[str, Any]]]:
-    """Return which commit a line comes from (repository, ref, path, line), and what the graph knows of that.
+    """Return the commit that a line comes from, and what the graph knows about it.
 
-    `given` are further parameters of the question. Without `tenant` it is that of the branch, of the registered repository, or of
-    the commit, whose message names its deliberation. Raises what `line_origin` raises, `GraphUnavailable`.
+    `place` is a repository, a ref, a path and a line; `given` are further parameters of the
+    question. Without `tenant` it is taken from the branch, the registered repository, or the
+    deliberation that the commit message names. Raises what `line_origin` raises,
+    `GraphUnavailable`.
     """
     from moothall.wiring.graph import open_answers
 
@@ -165,9 +167,10 @@ async def line_provenance(
 async def line_origin(
     settings: Settings, where: str, ref: str, path: str, line: int, *, tenant: str = ""
 ) -> tuple[LineOrigin, str]:
-    """Return which commit a line comes from, in a local repository or a registered one, and the tenant of the commit's deliberation.
+    """Return the commit that a line comes from, and the tenant of its deliberation.
 
-    Without `tenant` a registered repository of any tenant is found. Raises `NotFound`, `InvalidRequest`, `RepositoryError`.
+    Without `tenant` a registered repository of any tenant is found. Raises `NotFound`,
+    `InvalidRequest`, `RepositoryError`.
     """
     of_branch = tenant_of(ref.rpartition("moothall/")[2])
     if not await asyncio.to_thread(os.path.exists, where):

@@ -1,4 +1,4 @@
-"""The winner's commit: its seat's own words, and the task in trailers."""
+"""The message of the winner's commit: its seat's own message, and the task in trailers."""
 
 from __future__ import annotations
 
