@@ -83,7 +83,7 @@ class QueryUpdate:
     ran: ToolRun | None = None
     delta: str = ""
     tool_id: str = ""
-    """Of the call that is wanted, where it is known already."""
+    """The id of the `wanted` call; '' if it is not known yet."""
 
 
 class _Answer:

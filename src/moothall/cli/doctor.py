@@ -179,7 +179,7 @@ async def _ray_cluster(ray: RaySettings, address: str) -> Finding:
     access, reason = await probe_access(address)
     detail = describe(access, address, reason)
     if access is Access.OPEN and ray.allow_no_token:
-        return Finding("ray cluster", ok=True, detail=f"{detail}, as ray.allow_no_token accepts: it reads our credentials")
+        return Finding("ray cluster", ok=True, detail=f"{detail} and can read our credentials, which ray.allow_no_token accepts")
     restricted = access is Access.RESTRICTED
     return Finding("ray cluster", ok=restricted, detail=detail, mend="" if restricted else HELP)
 

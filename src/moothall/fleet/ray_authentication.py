@@ -74,4 +74,4 @@ def describe(access: Access, address: str, reason: str = "") -> str:
             return f"the Ray cluster at {address} takes no driver without its token"
         case Access.OPEN:
             return f"the Ray cluster at {address} takes drivers without a token"
-    return f"whether the Ray cluster at {address} takes drivers without a token is not known ({reason})"
+    return f"it is not known whether the Ray cluster at {address} takes drivers without a token ({reason})"

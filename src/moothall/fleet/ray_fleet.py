@@ -120,7 +120,7 @@ async def _answers(host: Any) -> bool:
 
 @asynccontextmanager
 async def hosting(settings: RaySettings, main: HostMain, ready_seconds: float = 120.0) -> AsyncIterator[Alive]:
-    """Start the hosts, wait until all pull work, and yield what counts those that answer.
+    """Start the hosts, wait until all pull work, and yield a function that counts them.
 
     They end with the context. Needs `cluster`. With `ray.hosts` = 0 each node that offers a
     processor gets a host, nodes that join later included.
