@@ -39,8 +39,7 @@ if TYPE_CHECKING:  # imported where a server is asked
     from moothall.services.remote import RemoteKernel
 
 _SHOWN = 5
-_TRAILER = re.compile(r"(?m)^[A-Za-z-]{1,40}: (\S{1,140})$")
-"""A line of a commit message that may name a deliberation."""
+_TRAILER = re.compile(r"(?m)^Deliberation: (\S{1,140})$")
 
 
 async def find_repository(settings: Settings, named: NamedRepository) -> RepositoryRef | None:
@@ -172,7 +171,8 @@ async def line_origin(
     Without `tenant` a registered repository of any tenant is found. Raises `NotFound`,
     `InvalidRequest`, `RepositoryError`.
     """
-    of_branch = tenant_of(ref.rpartition("moothall/")[2])
+    _, found, branch = ref.rpartition("moothall/")
+    of_branch = tenant_of(branch) if found else ""
     if not await asyncio.to_thread(os.path.exists, where):
         repositories = trusted_repositories(settings)
         owner = tenant or of_branch or (await asyncio.to_thread(repositories.registry.find, where)).tenant
@@ -181,7 +181,7 @@ async def line_origin(
     local = await sources.find_local(git, Path(where))
     origin = await origin_of(git, local.git_dir, await sources.local_commit(git, local, ref), path, line)
     message = await message_of(git, local.git_dir, origin.commit)
-    of_commit = next(filter(None, (tenant_of(found[1]) for found in _TRAILER.finditer(message))), "")
+    of_commit = next(filter(None, (tenant_of(named[1]) for named in _TRAILER.finditer(message))), "")
     return origin, tenant or of_branch or of_commit or LOCAL.tenant
 
 
