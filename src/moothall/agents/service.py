@@ -379,7 +379,7 @@ def _report(outcome: Outcome, query: Query) -> Report:
         late = outcome.status is DeliberationStatus.FAILED and "DEADLINE_EXCEEDED" in codes
         over = "BUDGET_EXCEEDED" in codes
         status = "timeout" if late or outcome.status is DeliberationStatus.TIMEOUT else "budget_exceeded" if over else "error"
-    chose_turns = query.max_iterations and codes == {"OUT_OF_TURNS"}
+    chosen = outcome.status is DeliberationStatus.CANCELLED or (query.max_iterations and codes == {"OUT_OF_TURNS"})
     return Report(
         query.task_id,
         status,
@@ -389,5 +389,5 @@ def _report(outcome: Outcome, query: Query) -> Report:
         usage=outcome.usage,
         agents=outcome.agent_count,
         about=told,
-        is_fault=status in {"error", "timeout"} and not chose_turns,
+        is_fault=status in {"error", "timeout"} and not chosen,
     )
