@@ -279,8 +279,9 @@ def choose_result(outcome: Outcome, seat: str) -> Result:
     for result in outcome.results:
         if result.seat == named:
             return result
+    named = seat_named(seat, [end.seat for end in outcome.seats])
     for end in outcome.seats:
-        if end.seat == seat_named(seat, [other.seat for other in outcome.seats]):
+        if end.seat == named:
             raise NotFound(f"{end.seat} of {outcome.task_id} proposed nothing: {end.error_message or end.status.value}")
     raise NotFound(f"no seat {seat!r} in {outcome.task_id}; there are proposals of {proposed or 'nobody'}")
 
