@@ -118,11 +118,11 @@ class Planner:
         await self._check_draft(_Draft(story, plan_id, derivation), who)
         return await self._record(story, derivation, plan_id, who)
 
-    async def check_repository(self, repository: str, title: str, who: Principal) -> None:
+    async def check_repository(self, repository: str, who: Principal) -> None:
         """Raise if a council could not work on a repository, given as an id, a path or a URL."""
         if self._check is not None and repository:
             with suppress(NoCouncil):  # it may be created later
-                await self._check(DeliberationRequest(title, "dev", repository=RepositoryRef.from_name(repository)), who)
+                await self._check(DeliberationRequest("any task", "dev", repository=RepositoryRef.from_name(repository)), who)
 
     async def _check_draft(self, draft: _Draft, who: Principal) -> None:
         """Raise the reason if a task of a plan could not start."""
