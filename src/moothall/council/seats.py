@@ -338,7 +338,8 @@ async def _attempt(
                 attempt = await agent.work(place, where, turns, start)
                 if attempt.draft is None or not any(_is_commit(operation) for operation in agent.operations[mark[1] :]):
                     return attempt
-                message = (await workspace.patch("files as they are")).message  # it may commit after its last change
+                # It may commit after its last change.
+                message = (await workspace.patch("files as they are")).message
                 return replace(attempt, draft=replace(attempt.draft, message=message))
         except (WorkspaceFailed, SandboxUnavailable) as error:
             if lost == _WORKSPACES:

@@ -20,7 +20,7 @@ class Seen:
     def __init__(self) -> None:
         self.processes = self.memory = 0
         self.cpu_seconds = 0.0
-        self.runnable = True  # until it was looked: whether one of them wanted a core at the last look
+        self.runnable = True  # whether one of them wanted a core in the last sample
 
 
 def kill_all() -> None:
@@ -80,7 +80,7 @@ def sample(seen: Seen) -> None:
 
 
 def _a_thread_runs(pid: str) -> bool:
-    """Whether a thread of a process runs, or would with a core."""
+    """Whether a thread of a process is runnable."""
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - as above
             with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:  # noqa: PTH123 - as above

@@ -80,14 +80,14 @@ def describe_shell_limit(status: str, seconds: float, most: float, sandbox: Sand
 
 
 def describe_setup_limit(status: str, sandbox: SandboxSettings) -> str:
-    """Say which limit of ours a command of a set-up hit, and which setting it is; '' for none."""
+    """Return which of our limits a command of a set-up hit, with its setting, or ''."""
     setting = _SETTINGS.get(status, "")
     if not setting:
         return ""
     said = f"{setting} = {getattr(sandbox, setting.partition('.')[2]):g}"
     if status == "disk":
         return (
-            f"a file may have {said} bytes, and /tmp half of sandbox.memory_bytes = {sandbox.memory_bytes:g}; "
-            "set more, if the disk itself is not full"
+            f"a file may have {said} bytes, and /tmp half of "
+            f"sandbox.memory_bytes = {sandbox.memory_bytes:g}; raise it, unless the disk itself is full"
         )
     return said

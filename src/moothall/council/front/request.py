@@ -17,7 +17,7 @@ from moothall.domain.council import Council
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, key_of, new_task_id, read_role, seat_id
 from moothall.domain.protocol import PROTOCOLS
-from moothall.domain.task import DEFAULT_SEATS, VALIDATION, Deliberation, DeliberationRequest, RepositoryRef, argv_of
+from moothall.domain.task import DEFAULT_SEATS, FORGE, VALIDATION, Deliberation, DeliberationRequest, RepositoryRef, argv_of
 from moothall.errors import InvalidRequest
 
 _MOST_CHECKS = 20
@@ -121,8 +121,8 @@ def digest_of(request: DeliberationRequest, who: Principal) -> str:
     """Return what tells requests apart. Without the context: the graph grows, and a request that is repeated is the same one
     nevertheless; and without what is empty of the fields that came later, as in those that were recorded before there were any.
     """
-    # Tasks of a forge had no origin of their own once.
-    fields = dump(replace(request, context="", origin="" if request.origin == "forge" else request.origin))
+    # Tasks of a forge that an older version recorded have no origin.
+    fields = dump(replace(request, context="", origin="" if request.origin == FORGE else request.origin))
     for name in ("merge", "model", "checks", "tools", "follows", "fork", "agent", "document", "records_calls"):
         if not fields[name]:
             del fields[name]

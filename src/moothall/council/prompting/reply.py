@@ -141,7 +141,7 @@ def read_turn(reply: ChatReply, mode: ReplyMode) -> Turn:
 
 
 def read_document(reply: ChatReply) -> Turn:
-    """Return a reply that is a document as the turn that finishes with it; the document may also be the `finish` of a turn.
+    """Read a document, or a turn that finishes with one, as a turn that finishes with it.
 
     Raises `MalformedReplyError` saying what was wrong and what is right.
     """

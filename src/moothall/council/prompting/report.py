@@ -84,7 +84,7 @@ def ignored_text(ignored: Mapping[str, str]) -> str:
     """Say which new files are no part of the answer, and the way out."""
     listed = "\n".join(f"{path}: {rule}" for path, rule in list(ignored.items())[:_NAMED])
     more = f"\nand {len(ignored) - _NAMED} more" if len(ignored) > _NAMED else ""
-    way_out = "The checks here see them, and whoever gets your answer does not. Write them under another path, or change the rule that names them."
+    way_out = "Your checks see these files, but your answer leaves them out. Write them to another path, or change the rule."
     return f"{fence('new files that git ignores: they are left out of your answer', listed + more)}\n{way_out}"
 
 

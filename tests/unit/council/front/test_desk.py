@@ -49,6 +49,8 @@ async def test_a_winner_that_could_not_be_delivered_is_refused_before_anything_i
     asked = replace(TASK, task_id="t1", repository=RepositoryRef(id="r", ref="a" * 40))
     with pytest.raises(RepositoryError, match="moothall/t1"):
         await desk.submit(asked, LOCAL)
+    with pytest.raises(RepositoryError, match="moothall/t1"):
+        await desk.check(asked, LOCAL)
     assert await find_request(bus, "t1") is None
     await desk.submit(replace(asked, protocol="ask"), LOCAL)  # an answer in words needs no branch
 
