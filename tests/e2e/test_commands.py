@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from moothall.council.front.request import Defaults
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.settings import load_settings
+from moothall.testing.servers import SERVERS, served
 from moothall.wiring.bus import open_log
 from moothall.wiring.trusted import trusted_repositories
 
@@ -30,8 +32,32 @@ async def test_doctor_lists_every_part_and_wall(command: Command) -> None:
     for wall in ("bubblewrap", "network", "seccomp", "landlock", "memory", "processes", "disk", "files"):
         assert parts[f"sandbox {wall}"]["ok"], parts[f"sandbox {wall}"]
     assert parts["bus"]["ok"]
-    assert parts["model"]["detail"].endswith("replies as json")
+    assert "replies as json" in parts["model"]["detail"]
     assert done.err == ""
+
+
+async def test_doctor_tells_what_each_model_server_takes(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        names = ("openai", "anthropic", "vllm", "bare")
+        servers = [await stack.enter_async_context(served(SERVERS[name], lambda _b, _h: "Hello.")) for name in names]
+        models = {name: {"base_url": server.base_url} for name, server in zip(names, servers, strict=True)}
+        command = Command(tmp_path / "data", servers[2].base_url, {"MOOTHALL_MODELS": json.dumps(models)})
+        done = await command("doctor", "--json")
+    parts = {finding["part"]: finding["detail"] for finding in done.document}
+    assert (
+        "native tool calls; window of 8,192 tokens (assumed, the server does not tell it: set MOOTHALL_LLM__CONTEXT_TOKENS)"
+        in (parts["model openai"])
+    )
+    assert "API: /v1/responses" in parts["model openai server"]
+    assert "JSON schema: the strict subset only" in parts["model openai server"]
+    assert "not sent: temperature" in parts["model openai server"]
+    assert "JSON schema: ignored" in parts["model anthropic server"]
+    assert "not sent: temperature" in parts["model anthropic server"]
+    assert "window of 32,768 tokens (the server's list of models); replies of up to 8,192 tokens" in parts["model vllm"]
+    assert "reasoning: in reasoning" in parts["model vllm server"]
+    assert "replies as blocks; window of 4,096 tokens" in parts["model bare"]
+    assert "native tool calls: no; JSON schema: refused" in parts["model bare server"]
+    assert "system role: joined with the first message" in parts["model bare server"]
 
 
 async def test_doctor_says_what_would_mend_it(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from moothall.cli.options import example, json_option
 from moothall.cli.run import print_json, with_settings
 from moothall.config import LlmSettings, RaySettings, SandboxSettings, Settings
 from moothall.config.models import DEFAULT
+from moothall.council.model_texts import describe_reply, window_text
 from moothall.domain.code import CodeBlock
 from moothall.domain.fleet import HostState
 from moothall.domain.overview import Finding
@@ -66,7 +67,8 @@ async def _examine(settings: Settings) -> AsyncIterator[Finding]:
         yield await _ray_cluster(settings.ray, settings.ray.address)
     yield await _fleet(settings)
     for name, llm in settings.choice.items():
-        yield await _model(settings.data_dir, llm, "model" if name == DEFAULT else f"model {name}")
+        async for finding in _model(settings.data_dir, llm, "model" if name == DEFAULT else f"model {name}"):
+            yield finding
     for family in FAMILIES:
         async for finding in family.examine(settings):
             yield finding
@@ -202,24 +204,27 @@ def _held(host: HostState) -> str:
     return ", ".join(f"holds {one.task_id} since {time_of(one.since)}" for one in host.holds) or "idle"
 
 
-async def _model(data_dir: Path, llm: LlmSettings, part: str) -> Finding:
+async def _model(data_dir: Path, llm: LlmSettings, part: str) -> AsyncIterator[Finding]:
     from moothall.model.client import open_model
     from moothall.model.weights import local_weights
 
     if llm.base_url is None:
         found = local_weights(llm, data_dir)
         detail = f"local, {found}" if found else "local; its weights (490 MB) are fetched at the first run"
-        return Finding(part, ok=True, detail=detail)
+        yield Finding(part, ok=True, detail=detail)
+        return
     once = llm.model_copy(update={"retries": 0})  # whoever asks what is broken does not want to wait until it is whole
     try:
         async with open_model(once, llm.base_url) as model:
-            mode = await model.reply_mode()
-            detail = f"{model.url}; replies as {mode}"
-            return await _with_figures(model, part, detail)
+            known = await model.examine()
+            about = await model.describe()
+            detail = f"{about.model} at {model.url}; {describe_reply(about.reply)}; {window_text(llm, about)}"
+            yield await _with_figures(model, part, detail)
+            yield Finding(f"{part} server", ok=True, detail="; ".join(known))
     except MoothallError as error:
         of = part.removeprefix("model ")
         mend = "MOOTHALL_LLM__BASE_URL and MOOTHALL_LLM__MODEL" if part == of else f"base_url and model of [models.{of}]"
-        return Finding(part, ok=False, detail=error.message, mend=f"check {mend}")
+        yield Finding(part, ok=False, detail=error.message, mend=f"check {mend}")
 
 
 async def _with_figures(model: OpenAIModel, part: str, detail: str) -> Finding:

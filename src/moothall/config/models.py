@@ -13,7 +13,9 @@ from moothall.errors import InvalidRequest
 DEFAULT = "default"
 _NAME = re.compile(r"[a-z][a-z0-9._-]{0,63}")
 _OWN = frozenset({"tier", "fallback", "roles"})
-_OF_SERVER = frozenset({"replicas", "model", "api_key", "api_key_file", "price_in", "price_out"})
+_OF_SERVER = frozenset(
+    {"replicas", "model", "api_key", "api_key_file", "api", "price_in", "price_out", "price_cached", "price_reasoning"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,12 @@ class LlmSettings(Section):
     )
     price_in: float = Field(0.0, ge=0, description="US dollars per million prompt tokens")
     price_out: float = Field(0.0, ge=0, description="US dollars per million completion tokens")
+    price_cached: float | None = Field(
+        None, ge=0, description="US dollars per million prompt tokens that come from the server's cache; empty: price_in"
+    )
+    price_reasoning: float | None = Field(
+        None, ge=0, description="US dollars per million completion tokens of reasoning; empty: price_out"
+    )
     temperature: float = Field(0.8, ge=0, le=2)
     max_tokens: int = Field(
         0, ge=0, description="completion tokens a call; 0: a quarter of the window, at most 32,768; of the local model 1,024"

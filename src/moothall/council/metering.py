@@ -50,6 +50,7 @@ def model_call(request: ChatRequest, messages: Sequence[Message], clean: Callabl
                     "gen_ai.usage.input_tokens": usage.prompt_tokens,
                     "gen_ai.usage.output_tokens": usage.completion_tokens,
                     "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+                    "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
                 }
             )
             if telemetry.wants_content():
@@ -58,6 +59,7 @@ def model_call(request: ChatRequest, messages: Sequence[Message], clean: Callabl
             tokens.add(model, "prompt", amount=usage.prompt_tokens)
             tokens.add(model, "cached", amount=usage.cached_tokens)
             tokens.add(model, "completion", amount=usage.completion_tokens)
+            tokens.add(model, "reasoning", amount=usage.reasoning_tokens)
             if usage.cost_usd:
                 telemetry.metrics.MODEL_COST.add(model, amount=usage.cost_usd)
             return reply

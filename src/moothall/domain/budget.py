@@ -42,13 +42,16 @@ def check_budget(budget: Budget) -> Budget:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was used: tokens of model calls, the calls themselves, money in US dollars."""
+    """What was used: tokens of model calls, the calls themselves, money in US dollars. Cached tokens are among those of the prompt, reasoning tokens among
+    those of the completion.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     calls: int = 0
     cost_usd: float = 0.0
+    reasoning_tokens: int = 0
 
     @property
     def tokens(self) -> int:
@@ -62,6 +65,7 @@ class Usage:
             self.completion_tokens + other.completion_tokens,
             self.calls + other.calls,
             self.cost_usd + other.cost_usd,
+            self.reasoning_tokens + other.reasoning_tokens,
         )
 
 

@@ -108,13 +108,27 @@ _CHARS_PER_TOKEN = 3  # low, so that an estimate is high and a budget still hold
 
 def count_usage(told: Mapping[str, Any], prompt_chars: int, reply_bytes: int, settings: LlmSettings) -> Usage:
     """Return the server's count; an estimate on the high side where it gives none, or none that can be right."""
-    prompt = read_count(told.get("prompt_tokens"))
-    completion = read_count(told.get("completion_tokens"))
-    details = told.get("prompt_tokens_details")
-    cached = read_count(details.get("cached_tokens")) if isinstance(details, dict) else 0
-    if not prompt:
-        prompt = prompt_chars // _CHARS_PER_TOKEN + 1
-    if not completion:
-        completion = reply_bytes // _CHARS_PER_TOKEN + 1
-    cost = (prompt * settings.price_in + completion * settings.price_out) / 1_000_000
-    return Usage(prompt, min(cached, prompt), completion, 1, cost)
+    prompt, completion = read_count(told.get("prompt_tokens")), read_count(told.get("completion_tokens"))
+    cached = _detail(told, "prompt_tokens_details", "cached_tokens") or read_count(told.get("prompt_cache_hit_tokens"))
+    reasoning = _detail(told, "completion_tokens_details", "reasoning_tokens")
+    if completion and read_count(told.get("total_tokens")) == prompt + completion + reasoning:
+        completion += reasoning  # some servers count reasoning beside the completion
+    prompt = prompt or prompt_chars // _CHARS_PER_TOKEN + 1
+    completion = completion or reply_bytes // _CHARS_PER_TOKEN + 1
+    cached, reasoning = min(cached, prompt), min(reasoning, completion)
+    cost = (
+        (prompt - cached) * settings.price_in
+        + cached * _price(settings.price_cached, settings.price_in)
+        + (completion - reasoning) * settings.price_out
+        + reasoning * _price(settings.price_reasoning, settings.price_out)
+    )
+    return Usage(prompt, cached, completion, 1, cost / 1_000_000, reasoning)
+
+
+def _detail(told: Mapping[str, Any], group: str, name: str) -> int:
+    details = told.get(group)
+    return read_count(details.get(name)) if isinstance(details, dict) else 0
+
+
+def _price(own: float | None, other: float) -> float:
+    return other if own is None else own

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from moothall import telemetry
 from moothall.domain.chat import ReplyMode
 from moothall.domain.text import one_line
 from moothall.model.bodies import REASONING_FIELDS
+from moothall.model.calls import short_id
 from moothall.model.responses import ADDED
 from moothall.model.retry import Rejected
 from moothall.model.schemas import strict_schema
@@ -46,6 +48,7 @@ _REMEDY = {
     "priority": "--scheduling-policy priority",
     "cache_salt": "a version of vLLM that knows cache_salt",
     "logprobs": "--max-logprobs 11 or more",
+    "reasoning_effort": "a value that the server takes in MOOTHALL_LLM__REASONING_EFFORT, or none",
 }
 _ESSENTIAL = frozenset({"model", "messages", "tools"})
 _STRICT = re.compile(
@@ -58,6 +61,9 @@ _ROLES = re.compile(r"roles? must alternate|must alternate|consecutive|alternati
 _HISTORY = re.compile(
     r"reasoning_content|reasoning_details|encrypted_content|\bthinking\b|messages\W.{0,40}reasoning|extra_content", re.IGNORECASE
 )
+_KEYWORD = re.compile(r"unknown name \W{1,3}([\w$]+)\W{1,3} at \W{0,2}(?:tools|functions)", re.IGNORECASE)
+"""How Google names a keyword of JSON Schema that it does not know."""
+_SHORT_IDS = re.compile(r"tool call id.{0,200}length of 9", re.IGNORECASE | re.DOTALL)
 _RESPONSES = re.compile(r"v1/responses|responses api", re.IGNORECASE)
 _OVERFLOW = re.compile(
     r"context.{0,3}(?:length|window|size|limit)|exceed_context|prompt (?:is )?too long|input (?:is )?too long|too many tokens"
@@ -104,10 +110,16 @@ class Capabilities:
     most_tokens: int = 0
     """The largest limit that the server takes; 0 if it never refused one."""
     schema: Literal["any", "strict", "none"] = "any"
+    obeys: bool | None = None
+    """Whether a probe with a schema was answered in it."""
     strict_flag: bool = True
     system_role: bool = True
     alternates: bool = False
     sends_reasoning: bool = True
+    short_ids: bool = False
+    """Whether ids of calls are nine letters and digits, as Mistral wants those of other servers too."""
+    keywords: set[str] = field(default_factory=set)
+    """Keywords of JSON Schema that the parameters of tools must not have."""
     refused: dict[str, str] = field(default_factory=dict)
     """Parameters that are not sent any more, with the refusal."""
     reasoning_fields: set[str] = field(default_factory=set)
@@ -134,6 +146,8 @@ class Capabilities:
                 del adapted["response_format"]
             else:
                 adapted["response_format"] = self._format(adapted["response_format"])
+        if self.keywords and "tools" in adapted:
+            adapted["tools"] = _without(adapted["tools"], self.keywords)
         adapted["messages"] = self._messages(adapted["messages"])
         return adapted
 
@@ -143,7 +157,34 @@ class Capabilities:
             messages = [_without_reasoning(message) for message in messages]
         if not self.system_role:
             messages = _fold_system(messages)
+        if self.short_ids:
+            messages = [_shorten_ids(message) for message in messages]
         return _alternate(messages) if self.alternates else messages
+
+    def lines(self) -> list[str]:
+        """Return the record in plain words, for people."""
+        schema = {"any": "ours", "strict": "the strict subset only", "none": "refused"}[self.schema]
+        if self.obeys is False:
+            schema = "ignored" if self.schema != "none" else "refused"
+        limit = self.limit_name if self.api == "chat" else "max_output_tokens"
+        limit = f"{limit}, at most {self.most_tokens:,}" if self.most_tokens else limit
+        reasoning = ", ".join(sorted(self.reasoning_fields))
+        told = "" if self.sends_reasoning else ", not sent back"
+        lacks = [
+            *self.refused,
+            *([] if self.strict_flag else ["strict"]),
+            *(f"{name} in tools" for name in sorted(self.keywords)),
+        ]
+        return [
+            f"API: /v1/{'responses' if self.api == 'responses' else 'chat/completions'}",
+            f"native tool calls: {'not tried' if self.tools is None else 'yes' if self.tools else 'no'}",
+            f"JSON schema: {'not tried' if self.obeys is None and self.schema == 'any' else schema}",
+            f"limit of a reply: {limit if self.limit_name else 'not taken'}",
+            f"system role: {'yes' if self.system_role else 'joined with the first message'}",
+            f"reasoning: {f'in {reasoning}{told}' if reasoning else 'none returned'}",
+            f"usage: {'estimated, the server tells none' if self.counts_usage is False else 'told'}",
+            *([f"not sent: {', '.join(lacks)}"] if lacks else []),
+        ]
 
     def limited(self, adapted: Mapping[str, Any], room: int) -> dict[str, Any]:
         """Return an adapted body whose reply has at most `room` tokens; 0 for no such limit."""
@@ -162,6 +203,13 @@ class Capabilities:
             return
         if is_overflow(error):
             self._learn_window(error.text)
+            return
+        if found := set(_KEYWORD.findall(text)):
+            self.keywords |= found
+            self._log(f"the keywords {', '.join(sorted(found))} in tools", error)
+            return
+        if _SHORT_IDS.search(text):
+            self._set("long ids of calls", lambda: setattr(self, "short_ids", True), error)
             return
         if _SYSTEM.search(text) and any(message["role"] == "system" for message in sent["messages"]):
             self._set("the system role", lambda: setattr(self, "system_role", False), error)
@@ -225,9 +273,9 @@ class Capabilities:
         described = sent["response_format"].get("json_schema", {})
         if _STRICT.search(error.text) and self.strict_flag and described.get("strict"):
             self._set("strict", lambda: setattr(self, "strict_flag", False), error)
-        elif self.schema == "any":
+        elif self.schema == "any" and strict_schema(described.get("schema", {})) != described.get("schema"):
             self._set("this JSON schema", lambda: setattr(self, "schema", "strict"), error)
-        elif self.schema == "strict" and self._format(sent["response_format"]) == sent["response_format"]:
+        elif self.schema != "none" and self._format(sent["response_format"]) == sent["response_format"]:
             self._set("JSON schemas", lambda: setattr(self, "schema", "none"), error)
 
     def _format(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,10 +291,10 @@ class Capabilities:
         self._log(what, error)
 
     def _log(self, what: str, error: Rejected) -> None:
+        # Most of this is the way of a service and nothing to mend; `moothall doctor` shows it.
+        tell = log.warning if what in _REMEDY else log.info
         needs = {"needs": _REMEDY[what]} if what in _REMEDY else {}
-        log.warning(
-            "the model server refuses a part of the call; it is left out from now on", refused=what, said=error.message, **needs
-        )
+        tell("the model server refuses a part of the call; it is left out from now on", refused=what, said=error.message, **needs)
 
 
 def read_window(message: str) -> int:
@@ -268,6 +316,29 @@ def _without_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(content := kept.get("content"), list):
         kept["content"] = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict)) or None
     return kept
+
+
+def _without(value: Any, names: AbstractSet[str]) -> Any:
+    """Return JSON data without the keywords of these names; properties of these names stay."""
+    if isinstance(value, list):
+        return [_without(item, names) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    kept = {name: item for name, item in value.items() if name not in names}
+    return {
+        name: {key: _without(one, names) for key, one in item.items()}
+        if name == "properties" and isinstance(item, Mapping)
+        else _without(item, names)
+        for name, item in kept.items()
+    }
+
+
+def _shorten_ids(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "tool_call_id" in message:
+        return {**message, "tool_call_id": short_id(message["tool_call_id"])}
+    if "tool_calls" in message:
+        return {**message, "tool_calls": [{**call, "id": short_id(call["id"])} for call in message["tool_calls"]]}
+    return message
 
 
 def _fold_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

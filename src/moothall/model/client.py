@@ -62,6 +62,11 @@ _PROBE_SCHEMA = {
     "required": ["wet"],
     "additionalProperties": False,
 }
+_ALTERNATIVES = {
+    "anyOf": [_PROBE_SCHEMA, {**_PROBE_SCHEMA, "properties": {"unsure": {"type": "boolean"}}, "required": ["unsure"]}],
+}
+"""Alternatives at the root, as the schemas of turns have them."""
+_SYSTEM = Message("system", "You answer questions.")
 
 
 class OpenAIModel:
@@ -146,7 +151,8 @@ class OpenAIModel:
                 self._known.learn(error, adapted)
                 if not room and (room := self._known.room(error, sent)):
                     continue
-                if self._known.adapt(body) == adapted:
+                probed = request.call_id == _PROBE_ID and request.schema and self._known.schema == "none"
+                if probed or self._known.adapt(body) == adapted:
                     raise
                 continue
             if request.schema:
@@ -195,6 +201,18 @@ class OpenAIModel:
         known = self._known
         return ModelDescription(self._model, mode, known.api, known.window, known.window_source, known.most_tokens)
 
+    async def examine(self) -> list[str]:
+        """Return all that is known of the server in plain lines, after trying what no call has tried yet. Raises what `reply_mode` raises."""
+        about = await self.describe()
+        try:
+            if self._known.obeys is None and not self._known.is_local:
+                await self._probe_schema(self._model, _ALTERNATIVES)
+            if about.reply == "blocks":  # no probe of what it takes came through
+                await self._ask_probe(self._model, Message("user", _QUESTION))
+        except Rejected as error:
+            raise self._translate(error) from error
+        return self._known.lines()
+
     async def _look(self, method: str, url: URL, body: dict[str, Any] | None) -> Any:
         """Return what a path beside the API answers; None if there is none. It may be the path of another server."""
         taken = WholeTaker(self._place, _LIST_BYTES)
@@ -224,11 +242,12 @@ class OpenAIModel:
         reply = await self._ask_probe(model, message, tools=(tool,))
         return reply is not None and (bool(reply.calls) or (reply.finish_reason == "length" and not reply.text.strip()))
 
-    async def _probe_schema(self, model: str) -> bool:
+    async def _probe_schema(self, model: str, schema: Mapping[str, Any] = _PROBE_SCHEMA) -> bool:
         """Return whether the server obeys a schema: only a constrained reply to this question is a JSON object."""
         message = Message("user", f"{_QUESTION} Answer yes or no.")
-        reply = await self._ask_probe(model, message, schema=ReplySchema("probe", _PROBE_SCHEMA))
-        return reply is not None and self._known.schema != "none" and reply.text.lstrip().startswith("{")
+        reply = await self._ask_probe(model, message, schema=ReplySchema("probe", schema))
+        self._known.obeys = reply is not None and self._known.schema != "none" and reply.text.lstrip().startswith("{")
+        return self._known.obeys
 
     async def _ask_probe(self, model: str, message: Message, **how: Any) -> ChatReply | None:
         """Return the reply to a probe, None if the server refuses it. A reply that was cut says nothing: it is asked for again with more tokens."""
@@ -236,7 +255,8 @@ class OpenAIModel:
         for tokens in _LOCAL_PROBE_TOKENS if self._known.is_local else _PROBE_TOKENS:
             deadline = datetime.now(UTC) + timedelta(seconds=_PROBE_SECONDS)
             try:
-                reply = await self._call(ChatRequest(_PROBE_ID, (message,), tokens, deadline, **how), model, None)
+                messages = (message,) if self._known.is_local else (_SYSTEM, message)
+                reply = await self._call(ChatRequest(_PROBE_ID, messages, tokens, deadline, **how), model, None)
             except ModelReplyInvalid:
                 return None
             except Rejected as error:

@@ -83,8 +83,17 @@ def _status(code: str, kind: str) -> int:
     return 0
 
 
-_WINDOWS = ("loaded_context_length", "max_model_len", "context_window", "context_length", "max_context_length", "n_ctx")
-"""How servers name the window of a listed model: LM Studio, vLLM and SGLang, Groq, OpenRouter, Mistral, llama.cpp."""
+_WINDOWS = (
+    "loaded_context_length",  # LM Studio
+    "max_model_len",  # vLLM, SGLang
+    "context_window",  # Groq
+    "context_length",  # OpenRouter
+    "max_context_length",  # Mistral
+    "max_input_tokens",  # Anthropic
+    "inputTokenLimit",  # Google
+    "n_ctx",  # llama.cpp
+)
+"""How servers name the window of a listed model."""
 
 
 def read_models(raw: bytes) -> dict[str, ListedModel]:

@@ -220,14 +220,14 @@ class ScriptedModel:
         if not (self.streams and body.get("stream")):
             choice = {"index": 0, "message": message, "finish_reason": finish}
             return web.json_response({"model": body["model"], "choices": [choice], "usage": usage})
-        deltas: list[dict[str, Any]] = [{"reasoning_content": part} for part in _pieces(reply.reasoning, self.chunk_chars)]
-        deltas += [{"content": part} for part in _pieces(reply.text, self.chunk_chars)]
+        deltas: list[dict[str, Any]] = [{"reasoning_content": part} for part in pieces(reply.reasoning, self.chunk_chars)]
+        deltas += [{"content": part} for part in pieces(reply.text, self.chunk_chars)]
         for index, call in enumerate(message.get("tool_calls", ())):
             arguments = call["function"]["arguments"]
             deltas.append({"tool_calls": [{**call, "index": index, "function": {**call["function"], "arguments": ""}}]})
             deltas += [
                 {"tool_calls": [{"index": index, "function": {"arguments": part}}]}
-                for part in _pieces(arguments, self.chunk_chars)
+                for part in pieces(arguments, self.chunk_chars)
             ]
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -272,7 +272,7 @@ class ScriptedModel:
             choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
             return _event({"object": "chat.completion.chunk", "model": body["model"], "choices": [choice]})
 
-        chunks = [delta(part) for part in _pieces(fault.text, self.chunk_chars)]
+        chunks = [delta(part) for part in pieces(fault.text, self.chunk_chars)]
         if self.chunk_delay:
             for chunk in chunks:
                 await response.write(chunk)
@@ -316,7 +316,8 @@ def _prompt(body: Body) -> str:
     return "\n".join(str(message.get("content") or "") for message in body["messages"])
 
 
-def _pieces(text: str, size: int) -> list[str]:
+def pieces(text: str, size: int) -> list[str]:
+    """Cut a text into pieces."""
     return [text[start : start + size] for start in range(0, len(text), size)]
 
 

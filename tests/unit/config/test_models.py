@@ -49,8 +49,8 @@ def test_models_of_the_environment_and_their_keys_are_secrets(monkeypatch: pytes
         ('[models.a]\nfallback = ["b"]\n', r"models\.a\.fallback names 'b'; there are default"),
         ('[models.a]\nfallback = ["a"]\n', r"models\.a\.fallback names 'a'"),
         (
-            '[llm]\ncontext_tokens = 8192\n[models.a]\ncontext_tokens = 9000\nfallback = ["default"]\n',
-            "default has a smaller window",
+            '[models.b]\ncontext_tokens = 8192\n[models.a]\ncontext_tokens = 9000\nfallback = ["b"]\n',
+            "b has a smaller window",
         ),
         ('[models.a]\nroles = ["qa"]\n[models.b]\nroles = ["qa"]\n', "qa is a's already"),
         ('[models.a]\nroles = ["chef"]\n', r"models\.a\.roles"),

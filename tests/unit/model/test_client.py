@@ -12,6 +12,7 @@ from moothall.config import LlmSettings
 from moothall.domain.budget import Usage
 from moothall.domain.chat import Message
 from moothall.errors import ConfigurationError
+from moothall.model.bodies import count_usage
 from moothall.model.client import open_model
 from moothall.testing.chat_contract import FINISH, ask, talking
 from moothall.testing.model import Fault, call_id_of, phase_of, scripted_model, seat_of, step_of
@@ -57,6 +58,21 @@ async def test_an_answer_comes_whole_with_its_usage_and_cost() -> None:
     assert (reply.finish_reason, reply.model) == ("stop", "scripted")
     prompt, completion = len("You help.\nSay hello.") // 4 + 1, len(text) // 4 + 1
     assert reply.usage == Usage(prompt, 0, completion, 1, (prompt * 1.0 + completion * 10.0) / 1_000_000)
+
+
+def test_cached_and_reasoning_tokens_have_their_own_prices() -> None:
+    told = {
+        "prompt_tokens": 1000,
+        "completion_tokens": 100,
+        "prompt_tokens_details": {"cached_tokens": 400},
+        "completion_tokens_details": {"reasoning_tokens": 60},
+    }
+    prices = LlmSettings(price_in=10.0, price_out=100.0, price_cached=1.0, price_reasoning=50.0)
+    usage = count_usage(told, 0, 0, prices)
+    assert usage == Usage(1000, 400, 100, 1, (600 * 10 + 400 * 1 + 40 * 100 + 60 * 50) / 1_000_000, 60)
+    assert count_usage(told, 0, 0, LlmSettings(price_in=10.0, price_out=100.0)).cost_usd == (1000 * 10 + 100 * 100) / 1_000_000
+    beside = count_usage(told | {"total_tokens": 1160}, 0, 0, prices)
+    assert (beside.completion_tokens, beside.reasoning_tokens) == (160, 60)
 
 
 async def test_cached_tokens_are_reported() -> None:

@@ -1,0 +1,201 @@
+"""One contract over all kinds of model servers: each as its maker documents it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from moothall.config import LlmSettings
+from moothall.domain.chat import FunctionTool, Message, ReplySchema
+from moothall.errors import ContextOverflow
+from moothall.model.client import OpenAIModel, open_model
+from moothall.testing.chat_contract import ask
+from moothall.testing.model import NativeReply
+from moothall.testing.servers import SERVERS, KindServer, ServerKind, served
+
+BASH = FunctionTool(
+    "bash",
+    "Run a command.",
+    {
+        "type": "object",
+        "properties": {"command": {"type": "string"}, "additionalProperties": {"type": "string"}},
+        "required": ["command"],
+        "additionalProperties": False,
+    },
+)
+TURN = ReplySchema(
+    "turn",
+    {
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {
+                    "thought": {"type": "string", "maxLength": 9},
+                    "args": {"type": "object", "properties": {"start": {"type": "integer"}}},
+                },
+                "required": ["thought", "args"],
+                "additionalProperties": False,
+            },
+            {
+                "type": "object",
+                "properties": {"thought": {"type": "string", "maxLength": 9}, "finish": {"type": "string"}},
+                "required": ["thought", "finish"],
+                "additionalProperties": False,
+            },
+        ]
+    },
+)
+KINDS = [pytest.param(kind, id=name) for name, kind in SERVERS.items()]
+CALLERS = [pytest.param(kind, id=name) for name, kind in SERVERS.items() if kind.expect == "tools"]
+
+
+def answer(body: Mapping[str, Any], _headers: Any) -> NativeReply | str:
+    """Call a tool twice, then end; JSON where a schema asks for it."""
+    if any(message["role"] == "tool" for message in body["messages"]):
+        return "It is done."
+    if body.get("tools"):
+        return NativeReply((("bash", {"command": "ls"}), ("bash", {"command": "pwd -P"})), text="Let me look.")
+    if body.get("response_format"):
+        return json.dumps({"thought": "done", "finish": "Done.", "args": None})
+    return "Hello."
+
+
+@asynccontextmanager
+async def asked(kind: ServerKind, **settings: Any) -> AsyncIterator[tuple[OpenAIModel, KindServer]]:
+    async with (
+        served(kind, answer) as server,
+        open_model(LlmSettings(retries=1, retry_seconds=0.01, **settings), server.base_url) as model,
+    ):
+        yield model, server
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_reply_mode_and_the_window_are_found(kind: ServerKind) -> None:
+    async with asked(kind) as (model, server):
+        about = await model.describe()
+        assert (about.reply, about.window, about.model) == (kind.expect, kind.window, kind.model)
+        assert (await model.describe()) == about
+        assert server.probes <= 2
+
+
+@pytest.mark.parametrize("kind", CALLERS)
+async def test_tools_are_called_and_answered_and_reasoning_goes_back(kind: ServerKind) -> None:
+    async with asked(kind) as (model, server):
+        assert await model.reply_mode() == "tools"
+        head = (Message("system", "You help."), Message("user", "Look round."))
+        first = await model.chat(ask(messages=head, tools=(BASH,), max_tokens=2000, temperature=0.4, seed=7))
+        assert [(call.name, json.loads(call.arguments)) for call in first.calls] == [
+            ("bash", {"command": "ls"}),
+            ("bash", {"command": "pwd -P"}),
+        ]
+        assert len({call.call_id for call in first.calls}) == 2
+        answers = tuple(Message("tool", "here", call_id=call.call_id) for call in first.calls)
+        again = (*head, Message("assistant", first.text, first.calls, reasoning=first.reasoning), *answers)
+        second = await model.chat(ask(messages=again, tools=(BASH,), max_tokens=2000))
+        refusals = len(server.refused)
+        third = await model.chat(ask(messages=again, tools=(BASH,), max_tokens=2000, temperature=0.9))
+    assert (first.text, second.text, third.text) == ("Let me look.", "It is done.", "It is done.")
+    assert len(server.refused) == refusals, "what was refused once is not sent again"
+    path, sent = server.requests[-1]
+    if kind.reasoning:
+        assert first.reasoning
+        assert _has_reasoning(kind, sent)
+    assert path == ("/v1/responses" if kind.responses else "/v1/chat/completions")
+    assert "additionalProperties" in _parameters(sent)["properties"], "a property is not a keyword"
+
+
+def _has_reasoning(kind: ServerKind, sent: Mapping[str, Any]) -> bool:
+    if kind.reasoning == "items":
+        return any(item.get("encrypted_content") for item in sent["input"])
+    message = next(message for message in sent["messages"] if message["role"] == "assistant")
+    if kind.reasoning == "signature":
+        return all(call["extra_content"] for call in message["tool_calls"])
+    if kind.reasoning == "thinking":
+        return bool(message["content"][0]["type"] == "thinking")
+    return bool(message[{"details": "reasoning_details"}.get(kind.reasoning, kind.reasoning)])
+
+
+def _parameters(sent: Mapping[str, Any]) -> Mapping[str, Any]:
+    tool = sent["tools"][0]
+    found: Mapping[str, Any] = tool.get("function", tool)["parameters"]
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_schema_is_sent_as_far_as_it_is_taken(kind: ServerKind) -> None:
+    async with asked(kind) as (model, server):
+        for _ in range(2):
+            reply = await model.chat(ask(schema=TURN, max_tokens=1500))
+        assert len(server.refused) <= 6
+    if "response_format" in server.requests[-1][1] or "text" in server.requests[-1][1]:
+        assert json.loads(reply.text)["finish"] == "Done."
+    if kind.name == "openai":
+        assert "args" not in json.loads(reply.text), "what is null because everything is required is left out"
+        assert json.loads(reply.reasoning or "{}") == {}, "without tools chat completions serve"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_usage_is_counted(kind: ServerKind) -> None:
+    async with asked(kind) as (model, _):
+        usage = (await model.chat(ask(max_tokens=1500))).usage
+    assert usage.calls == 1
+    assert 0 < usage.cached_tokens <= usage.prompt_tokens
+    assert usage.completion_tokens > 0
+
+
+@pytest.mark.parametrize("name", ["vllm", "vllm without a tool parser", "llama.cpp", "openrouter", "bare"])
+async def test_a_conversation_that_is_too_long_is_told_apart(name: str) -> None:
+    kind = SERVERS[name]
+    async with asked(kind) as (model, _):
+        await model.describe()
+        long = (Message("user", "x " * 4 * kind.window),)
+        with pytest.raises(ContextOverflow, match="CONTEXT_TOKENS") as raised:
+            await model.chat(ask(messages=long, max_tokens=500))
+    assert raised.value.window in {0, kind.window}
+
+
+async def test_a_reply_is_shortened_to_the_room_that_vllm_names() -> None:
+    kind = SERVERS["vllm"]
+    async with asked(kind) as (model, server):
+        nearly = (Message("user", "x" * 4 * (kind.window - 4000)),)
+        assert (await model.chat(ask(messages=nearly, max_tokens=8000))).text == "Hello."
+        await model.chat(ask(max_tokens=8000))
+    assert len(server.refused) == 1
+    assert [body["max_tokens"] < 8000 for _, body in server.requests] == [True, False]
+
+
+async def test_a_limit_that_is_too_high_is_learnt() -> None:
+    async with asked(SERVERS["anthropic"]) as (model, server):
+        await model.chat(ask(max_tokens=100_000))
+        await model.chat(ask(max_tokens=100_000))
+        assert (await model.describe()).most_tokens == 64_000
+    assert [body["max_tokens"] for _, body in server.requests] == [64_000, 64_000]
+
+
+async def test_reasoning_that_fills_the_limit_is_an_empty_reply_that_was_cut() -> None:
+    async with asked(SERVERS["vllm"]) as (model, _):
+        reply = await model.chat(ask(max_tokens=100))
+    assert (reply.text, reply.finish_reason) == ("", "length")
+    assert json.loads(reply.reasoning)["reasoning"]
+    assert reply.usage.completion_tokens > 0
+
+
+async def test_room_for_reasoning_is_added_to_every_reply() -> None:
+    async with asked(SERVERS["vllm"], reasoning_tokens=4000, reasoning_effort="low") as (model, server):
+        assert (await model.chat(ask(max_tokens=100))).text == "Hello."
+    assert server.requests[0][1]["max_tokens"] == 4100
+    assert server.requests[0][1]["reasoning_effort"] == "low"
+
+
+async def test_the_operator_may_choose_the_api() -> None:
+    async with asked(SERVERS["openai"], api="responses", reasoning_effort="high") as (model, server):
+        reply = await model.chat(ask(max_tokens=500))
+    path, sent = server.requests[0]
+    assert (path, reply.text) == ("/v1/responses", "Hello.")
+    assert sent["reasoning"] == {"effort": "high"}
+    assert sent["store"] is False
+    assert "seed" not in sent
