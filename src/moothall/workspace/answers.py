@@ -79,12 +79,17 @@ def tests_output(answer: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def code_output(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a caller is shown of a piece of code: nothing where it did not run."""
+    return {name: answer[name] for name in ("exit_code", "output") if answer.get(name) is not None}
+
+
 def shell_answer(answer: dict[str, Any], stopped: str) -> dict[str, Any]:
     """Return an answer to a command of the shell as the tool's; `stopped` says why it did not end by itself."""
     folder, left, note = (answer.get(name) for name in ("folder", "left", "note"))
-    output = {name: answer.get(name) for name in ("exit_code", "output")}
-    output |= {"folder": folder} if isinstance(folder, str) and folder != WORKSPACE else {}
-    output |= {"ended": [str(one) for one in left]} if isinstance(left, list) and left else {}
+    output = code_output(answer)
+    output |= {"working_directory": folder} if isinstance(folder, str) and folder != WORKSPACE else {}
+    output |= {"ended_processes": [str(one) for one in left]} if isinstance(left, list) and left else {}
     output |= {"note": str(note)} if note else {}
     return {**answer, "output": output, "error": answer.get("error") or stopped}
 

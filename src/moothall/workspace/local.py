@@ -46,7 +46,7 @@ from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.tools import code_sessions
 from moothall.tools.code_tools import SHELL
 from moothall.workspace import limits
-from moothall.workspace.answers import check_run, result_of, shell_answer, tests_output
+from moothall.workspace.answers import check_run, code_output, result_of, shell_answer, tests_output
 from moothall.workspace.box import Box, BoxSetup
 from moothall.workspace.bundle import grammars
 from moothall.workspace.dialogue import Answerer, converse, endless_run, full_run, most_asked
@@ -163,7 +163,7 @@ class LocalWorkspace:
         if call.tool == SHELL:
             return await self._run_shell(call, seconds)
         answer = await self._run(code_sessions.command(call.tool, call.arguments), seconds)
-        return {**answer, "output": {name: answer.get(name) for name in ("exit_code", "output")}}
+        return {**answer, "output": code_output(answer)}
 
     async def _run_shell(self, call: ToolCall, seconds: float) -> dict[str, Any]:
         answer = await self._box.request(

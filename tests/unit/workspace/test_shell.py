@@ -49,10 +49,10 @@ async def said(house: Local, workspace: LocalWorkspace, command: str) -> str:
 
 async def test_the_folder_stays(house: Local, workspace: LocalWorkspace) -> None:
     first = await shell(house, workspace, "A=1; cd src && cd ../tests")
-    assert first.output == {"exit_code": 0, "output": "", "folder": "/workspace/tests"}
+    assert first.output == {"exit_code": 0, "output": "", "working_directory": "/workspace/tests"}
     assert await said(house, workspace, "pwd; echo [$A]; ls") == "/workspace/tests\n[]\ntest_utils.py\n"
     failed = await shell(house, workspace, "cd /tmp; exit 3")
-    assert failed.output == {"exit_code": 3, "output": "", "folder": "/tmp"}
+    assert failed.output == {"exit_code": 3, "output": "", "working_directory": "/tmp"}
     back = await shell(house, workspace, "pwd; cd /workspace")
     assert back.output == {"exit_code": 0, "output": "/tmp\n"}
 
@@ -142,7 +142,7 @@ async def test_what_prints_without_end_is_stopped_and_says_why(house: Local, wor
 async def test_what_a_command_left_running_ends_with_it(house: Local, workspace: LocalWorkspace, command: str) -> None:
     pid = workspace.pid
     done = await shell(house, workspace, command)
-    assert (done.status, done.output["ended"]) == (ToolStatus.SUCCESS, ["sleep 1000"])
+    assert (done.status, done.output["ended_processes"]) == (ToolStatus.SUCCESS, ["sleep 1000"])
     running = await house.call(workspace, "system.processes")
     assert len(running.output["processes"]) == 1
     assert workspace.pid == pid

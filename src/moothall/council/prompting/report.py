@@ -16,8 +16,9 @@ _FOUND = 20  # findings of a linter that are shown
 
 
 def result_text(number: int, result: ToolResult, room: int) -> str:
-    """The status of the turn's `number`-th call, and its output or error within `room` characters."""
-    said = result.error if result.status is not ToolStatus.SUCCESS else _output_text(result.output)
+    """The status of the turn's `number`-th call, and its error and output within `room` characters."""
+    error = result.error if result.status is not ToolStatus.SUCCESS else ""
+    said = "\n".join(filter(None, (error, _output_text(result.output))))
     head = f"{number}. {result.tool[:60]}: {result.status}"
     return f"{head}\n{fence('output', clip(said, room))}" if said else head
 
