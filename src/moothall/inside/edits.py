@@ -25,7 +25,7 @@ _ALIKE = 0.6
 
 
 def edit(root: int, args: Mapping[str, Any], limits: TextLimits) -> dict[str, Any]:
-    """Replace `old`, which must occur exactly `count` times."""
+    """Replace `old`, which must occur exactly `count` times; 0: all of it, wherever it occurs."""
     path = clean_for_writing(args["path"])
     text, encoding = read_encoded(root, path, limits)
     made, replaced = replace(path, text, args["old"], args["new"], args.get("count", 1))
@@ -43,7 +43,7 @@ def replace(path: str, text: str, old: str, new: str, count: int = 1) -> tuple[s
         raise ToolFailure("old is empty; use files.append or files.write to add text", "invalid")
     for spelled in dict.fromkeys((old, with_ends(old, line_end(text)), with_ends(old, "\n"), with_ends(old, "\r\n"))):
         if found := text.count(spelled):
-            if found != count:
+            if count and found != count:
                 lines = [text.count("\n", 0, place) + 1 for place in _places(text, spelled)]
                 raise ToolFailure(_wrong_count(path, lines, found, count))
             return _replace_exactly(text, spelled, new), found
@@ -53,7 +53,7 @@ def replace(path: str, text: str, old: str, new: str, count: int = 1) -> tuple[s
     spots = _same_but_for_spaces(rows, wanted)
     if not spots:
         raise ToolFailure(_nearest(path, rows, wanted))
-    if len(spots) != count:
+    if count and len(spots) != count:
         raise ToolFailure(_wrong_count(path, [at + 1 for at in spots], len(spots), count))
     for at in reversed(spots):
         rows[at : at + len(wanted)] = _fit(rows[at : at + len(wanted)], wanted, new, line_end(text))
