@@ -64,12 +64,16 @@ def describe_limit(name: str, status: str, given: CheckLimit, sandbox: SandboxSe
     return f"{name} was stopped: {status}"
 
 
-def describe_shell_limit(status: str, seconds: float, most: float, sandbox: SandboxSettings) -> str:
-    """Say why a command of the shell was stopped, and what to do about it; '' for one that ended by itself."""
+def describe_shell_limit(status: str, seconds: float, asked: float, most: float, sandbox: SandboxSettings) -> str:
+    """Say why a command of the shell was stopped, and what to do about it; '' for one that ended by itself. `asked` is the time that it
+    was to have, `seconds` what it had, and `most` what a command may have.
+    """
     if status == "timeout":
         more = f"timeout_seconds gives a command up to {most:g} s (code.shell_seconds)"
-        if seconds >= most - 1:
+        if asked >= most:
             more = f"{most:g} s is the most that a command may take (code.shell_seconds); run less at once"
+        if seconds < min(asked, most) - 1:
+            more = "no more time was left for it"
         return f"the command was stopped after {seconds:.0f} s; {more}. What it printed until then is in the output"
     if setting := _SETTINGS.get(status):
         if status == "cpu":

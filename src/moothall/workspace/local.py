@@ -44,7 +44,7 @@ from moothall.repositories.objects import Change
 from moothall.repositories.trusted import Remote
 from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.tools import code_sessions
-from moothall.tools.code_tools import SHELL
+from moothall.tools.code_tools import SHELL, USUAL_SECONDS
 from moothall.workspace import limits
 from moothall.workspace.answers import check_run, code_output, result_of, shell_answer, tests_output
 from moothall.workspace.box import Box, BoxSetup
@@ -173,8 +173,8 @@ class LocalWorkspace:
             env={**self._box.variables(), **_SHELL_VARIABLES},
             shell_state={"history": await self._box.show_history(), "session": bool(call.arguments.get("session"))},
         )
-        most = self._settings.code.shell_seconds
-        return shell_answer(answer, describe_shell_limit(str(answer.get("status")), seconds, most, self._limits))
+        asked, most = call.arguments.get("timeout_seconds") or USUAL_SECONDS, self._settings.code.shell_seconds
+        return shell_answer(answer, describe_shell_limit(str(answer.get("status")), seconds, asked, most, self._limits))
 
     async def _run_wasm(self, call: ToolCall, seconds: float) -> dict[str, Any]:
         return answer_of(call.tool, await self._run(self._shelf.command(call.tool, call.arguments, seconds), seconds))

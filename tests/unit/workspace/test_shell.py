@@ -85,7 +85,7 @@ async def test_an_error_names_the_line_of_the_command(house: Local, workspace: L
 
 
 async def test_a_time_limit_says_why_and_shows_what_was_printed(house: Local, workspace: LocalWorkspace) -> None:
-    stopped = await shell(house, workspace, "cd src; echo begun; sleep 60; echo never", seconds=2)
+    stopped = await shell(house, workspace, "cd src; echo begun; sleep 60; echo never", seconds=2, timeout_seconds=2)
     assert stopped.status is ToolStatus.TIMEOUT
     assert stopped.output["output"] == "begun\n"
     assert stopped.error == (
@@ -288,6 +288,15 @@ async def test_older_history_than_the_setting_allows_is_left_out(tmp_path: Path)
         assert "git shows the newest 2 commits in workspaces (workspace.history_commits)" in notes
         async with house.workspaces.open(prepared, "one") as workspace:
             assert await said(house, workspace, "git log --format=%s; git fsck 2>&1") == "shorten the text\nadd a word\n"
+
+
+async def test_a_history_that_is_gone_is_exported_again(house: Local) -> None:
+    prepared = await house.prepared()
+    folder = house.workspaces.pool.layout.history(prepared.key)
+    folder.rename(folder.with_name("gone"))
+    await house.prepared()
+    async with house.workspaces.open(prepared, "one") as workspace:
+        assert await said(house, workspace, "git log --format=%s") == "first\n"
 
 
 async def test_without_history_the_shell_works_without_git(tmp_path: Path) -> None:
