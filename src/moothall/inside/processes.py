@@ -43,8 +43,8 @@ def others() -> list[str]:
 
 
 def running_commands() -> list[str]:
-    """Return the beginnings of the command lines of the processes here that have not ended."""
-    found = []
+    """Return the beginnings of the command lines of the processes here that have not ended, each once."""
+    found: dict[str, None] = {}
     for pid in others():
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - as below
@@ -54,8 +54,10 @@ def running_commands() -> list[str]:
         except OSError:
             continue
         if not ended:
-            found.append(" ".join(words).strip() or f"process {pid}")
-    return found
+            # A part of the shell has the command line of the whole, which names nothing.
+            of_shell = any(word.startswith("moothall_session=") for word in words)
+            found["bash, a part of the command" if of_shell else " ".join(words).strip() or f"process {pid}"] = None
+    return list(found)
 
 
 def sample(seen: Seen) -> None:

@@ -149,6 +149,12 @@ async def test_what_a_command_left_running_ends_with_it(house: Local, workspace:
     assert await said(house, workspace, "pgrep sleep || echo none") == "none\n"
 
 
+async def test_parts_of_a_command_that_go_on_are_named_once(house: Local, workspace: LocalWorkspace) -> None:
+    done = await shell(house, workspace, "(while :; do sleep 0.01; done) & (while :; do sleep 0.01; done) &")
+    assert "bash, a part of the command" in done.output["ended_processes"]
+    assert len(done.output["ended_processes"]) <= 2
+
+
 async def test_what_ends_a_moment_later_says_all(house: Local, workspace: LocalWorkspace) -> None:
     done = await shell(house, workspace, "seq 3 > >(tee copy.txt)")
     assert done.output == {"exit_code": 0, "output": "1\n2\n3\n"}
