@@ -88,8 +88,8 @@ class SandboxSettings(Section):
     cores: int = Field(
         0, ge=0, description="commands that run at a time on this machine; further ones wait. 0: the cores of its cgroup plus one"
     )
-    cpu_seconds: float = Field(120.0, gt=0, description="one command")
-    wall_seconds: float = Field(120.0, gt=0, description="one command")
+    cpu_seconds: float = Field(120.0, gt=0, description="one command; of code.shell: its time on every core")
+    wall_seconds: float = Field(120.0, gt=0, description="one command; of code.shell: see code.shell_seconds")
     memory_bytes: int = Field(2_000_000_000, ge=64_000_000)
     processes: int = Field(256, ge=8)
     open_files: int = Field(1024, ge=64)
