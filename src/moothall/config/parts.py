@@ -113,8 +113,10 @@ class LlmSettings(Section):
     concurrency: int = Field(256, ge=1, description="calls in flight to one server, which queues what it cannot begin")
     connect_seconds: float = Field(5.0, gt=0)
     wait_seconds: float = Field(0.0, ge=0, description="how long a start waits for a model server that does not answer yet")
-    call_seconds: float = Field(300.0, gt=0, description="one call, retries not counted")
-    idle_seconds: float = Field(60.0, gt=0, description="silence on an open stream")
+    call_seconds: float = Field(1800.0, gt=0, description="one call, retries not counted; reasoning models take minutes")
+    idle_seconds: float = Field(
+        300.0, gt=0, description="silence on an open stream; some servers send nothing while the model reasons"
+    )
     retries: int = Field(8, ge=0, description="about a minute with the delays below: a model server that starts again")
     retry_seconds: float = Field(0.5, gt=0, description="first delay; doubles, capped at 30")
     max_reply_bytes: int = Field(4_000_000, ge=1024)

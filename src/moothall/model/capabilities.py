@@ -26,6 +26,7 @@ log = telemetry.get_logger(__name__)
 LOCAL_OWNER = "moothall"
 """Whom the embedded server lists its model as owned by."""
 _LEAST_TOKENS = 16
+_REASONING_ROOM = 8192
 _TOO_LARGE = 413
 _OVERFLOWS = frozenset({400, _TOO_LARGE, 422})
 _LEAST_WINDOW = 512
@@ -109,6 +110,8 @@ class Capabilities:
     """What the limit of a reply's tokens is called; '' if none is taken."""
     most_tokens: int = 0
     """The largest limit that the server takes; 0 if it never refused one."""
+    reasoning_room: int = 0
+    """Tokens that every reply has beyond its limit, since reasoning once filled one."""
     schema: Literal["any", "strict", "none"] = "any"
     obeys: bool | None = None
     """Whether a probe with a schema was answered in it."""
@@ -189,6 +192,13 @@ class Capabilities:
     def limited(self, adapted: Mapping[str, Any], room: int) -> dict[str, Any]:
         """Return an adapted body whose reply has at most `room` tokens; 0 for no such limit."""
         return {**adapted, self.limit_name: room} if room and self.limit_name else dict(adapted)
+
+    def give_room(self, given: int) -> bool:
+        """Give replies more room for reasoning, because it filled one that had `given` tokens of it; tell whether there is more now."""
+        if not self.is_local and not self.reasoning_room:
+            self.reasoning_room = min(_REASONING_ROOM, self.window // 4) if self.window else _REASONING_ROOM
+            log.info("reasoning filled a reply; replies have more room from now on", tokens=self.reasoning_room, model=self.model)
+        return self.reasoning_room > given
 
     def notice(self, usage: Mapping[str, Any], reasoning: Mapping[str, Any]) -> None:
         """Note what a reply shows of the server."""

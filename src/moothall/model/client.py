@@ -23,6 +23,7 @@ from yarl import URL
 from moothall import telemetry
 from moothall.aio import seconds_until
 from moothall.config import LlmSettings
+from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, ChatRequest, FunctionTool, Message, ModelDescription, ReplyMode, ReplySchema
 from moothall.domain.text import one_line
 from moothall.errors import ConfigurationError, ContextOverflow, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
@@ -30,6 +31,7 @@ from moothall.model import retry
 from moothall.model.bodies import JSON, body_of, count_usage, encode
 from moothall.model.capabilities import Capabilities, is_overflow, read_window
 from moothall.model.dialect import Dialect, ServerFigures, read_figures
+from moothall.model.markup import split_calls
 from moothall.model.pool import ConnectionPool, open_pool
 from moothall.model.responses import ResponsesReply, responses_body
 from moothall.model.retry import Failed, Rejected, translate_refusal
@@ -62,6 +64,17 @@ _PROBE_SCHEMA = {
     "required": ["wet"],
     "additionalProperties": False,
 }
+_FINISHES = {
+    "max_tokens": "length",
+    "max_output_tokens": "length",
+    "model_length": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "function_call": "tool_calls",
+    "end_turn": "stop",
+    "eos": "stop",
+}
+"""How gateways name the ends of replies, in the words of chat completions."""
 _ALTERNATIVES = {
     "anyOf": [_PROBE_SCHEMA, {**_PROBE_SCHEMA, "properties": {"unsure": {"type": "boolean"}}, "required": ["unsure"]}],
 }
@@ -132,35 +145,49 @@ class OpenAIModel:
         on_text: Callable[[str], None] | None = None,
         ours: Callable[[], bool] | None = None,
     ) -> ChatReply:
-        """Make a call as this server takes it; after a refusal that names a part of it, without that part."""
+        """Make a call as this server takes it; after a refusal that names a part of it, without that part. A reply that was filled by reasoning
+        is asked for again with more room, once.
+        """
         body = body_of(request, model) | self._dialect.additions(request)
-        body["max_tokens"] += self._settings.reasoning_tokens
         if self._settings.reasoning_effort:
             body["reasoning_effort"] = self._settings.reasoning_effort
-        room = 0
+        limit = request.max_tokens + self._settings.reasoning_tokens
+        deadline = None if until is None else request.deadline
+        room, spent = 0, Usage()
         while True:
-            adapted = self._known.adapt(body)
+            given = self._known.reasoning_room
+            adapted = self._known.adapt({**body, "max_tokens": limit + given})
             sent = self._known.limited(adapted, room)
-            deadline = None if until is None else request.deadline
-            attempt = functools.partial(self._ask, sent, request.call_id, until, on_text, ours)
             try:
+                attempt = functools.partial(self._ask, sent, request.call_id, until, on_text, ours)
                 reply = await self._retry(request.call_id, deadline, until, attempt)
             except Rejected as error:
-                if error.status not in _REFUSALS:
+                self._learn(error, adapted, probed=request.call_id == _PROBE_ID and request.schema is not None)
+                left = 0 if room else self._known.room(error, sent)
+                if not left and self._known.adapt({**body, "max_tokens": limit + given}) == adapted:
                     raise
-                self._known.learn(error, adapted)
-                if not room and (room := self._known.room(error, sent)):
-                    continue
-                probed = request.call_id == _PROBE_ID and request.schema and self._known.schema == "none"
-                if probed or self._known.adapt(body) == adapted:
-                    raise
+                room = left or room
                 continue
-            if request.schema:
-                if self._known.schema == "strict":
-                    reply = replace(reply, text=without_nulls(reply.text))
-                if reply.finish_reason == "length":
-                    self._dialect.notice_blanks(reply.text)
-            return reply
+            spent += reply.usage
+            if _thought_only(reply) and request.call_id != _PROBE_ID and self._known.give_room(given):
+                continue
+            return self._finish(request, replace(reply, usage=spent))
+
+    def _learn(self, error: Rejected, sent: Mapping[str, Any], *, probed: bool) -> None:
+        """Note what a refusal says about the call. Raises it again if it says nothing, or if it answers a probe of schemas."""
+        if error.status not in _REFUSALS:
+            raise error
+        self._known.learn(error, sent)
+        if probed and self._known.schema == "none":
+            raise error
+
+    def _finish(self, request: ChatRequest, reply: ChatReply) -> ChatReply:
+        """Return a reply in our schema."""
+        if request.schema and self._known.schema == "strict":
+            reply = replace(reply, text=without_nulls(reply.text))
+        if request.schema and reply.finish_reason == "length":
+            self._dialect.notice_blanks(reply.text)
+        return reply
 
     async def figures(self) -> ServerFigures | None:
         """Return vLLM's own figures; None where the server is no vLLM. Raises what `chat` raises."""
@@ -334,13 +361,20 @@ class OpenAIModel:
         """Return a complete reply, possibly an empty one. Raises `Failed` where it was cut."""
         assembly = taken.assembly
         text, refusal = "".join(assembly.text), "".join(assembly.refusal)
-        calls = assembly.calls.finish(call_id)
-        finish_reason = assembly.finish_reason
+        finish_reason = _FINISHES.get(assembly.finish_reason.lower(), assembly.finish_reason)
         if not finish_reason:
+            if not taken.streams and not (text or refusal or assembly.calls.calls):
+                raise ModelReplyInvalid(
+                    f"{self._url} answered with JSON that holds no reply: {one_line(taken.body.decode(errors='replace'))}"
+                )
             if not assembly.done and taken.streams:
                 raise Failed(f"the answer was cut after {len(text)} characters: no finish_reason")
-            finish_reason = "tool_calls" if calls else "stop"
+            finish_reason = "tool_calls" if assembly.calls.calls else "stop"
         thought, text = split_thinking(text)
+        if body.get("tools") and not assembly.calls.calls:
+            written, text = split_calls(text, body["tools"])
+            assembly.calls.read(written, whole=True)
+        calls = assembly.calls.finish(call_id)
         if refusal and not text.strip() and not calls:
             text, finish_reason = refusal, "refusal"
         self._dialect.notice(assembly.usage)
@@ -434,6 +468,11 @@ class OpenAIModel:
                 read_window(error.text),
             )
         return translate_refusal(error, str(self._url), self._model or self._settings.model)
+
+
+def _thought_only(reply: ChatReply) -> bool:
+    """Return whether the model's reasoning filled the limit of the reply."""
+    return reply.finish_reason == "length" and not reply.text.strip() and not reply.calls
 
 
 @asynccontextmanager

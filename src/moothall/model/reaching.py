@@ -22,6 +22,7 @@ from moothall.model.takers import WholeTaker
 
 _SETTING = "MOOTHALL_LLM__BASE_URL"
 _BYTES = 4_000_000
+_LIST_SECONDS = 60.0
 _AGAIN_SECONDS = 0.5
 _NO_LIST = frozenset({404, 405, 501})
 _NAMES_SHOWN = 500
@@ -82,7 +83,7 @@ async def _ask(settings: LlmSettings, base_url: str) -> None:
     async with open_pool(settings, base_url) as pool:
         url = pool.url
         try:
-            async with asyncio.timeout(settings.idle_seconds):
+            async with asyncio.timeout(min(settings.idle_seconds, _LIST_SECONDS)):
                 status, body, kind, moved = await _get(pool, url, settings)
                 if status in _NO_LIST or (status == _GOOD and not _is_list(body)):
                     await _look_below(pool, settings)
@@ -109,7 +110,9 @@ async def _ask(settings: LlmSettings, base_url: str) -> None:
 async def _get(pool: ConnectionPool, url: URL, settings: LlmSettings) -> tuple[int, bytes, str, str]:
     """Return status, body, content type and location of its list of models."""
     taken = WholeTaker(str(pool.url), _BYTES)
-    await pool.ask("GET", url / "models", taken, until=asyncio.get_running_loop().time() + settings.idle_seconds)
+    await pool.ask(
+        "GET", url / "models", taken, until=asyncio.get_running_loop().time() + min(settings.idle_seconds, _LIST_SECONDS)
+    )
     return taken.status, taken.body, taken.kind, taken.header(b"location")
 
 

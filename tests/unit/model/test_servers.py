@@ -176,12 +176,22 @@ async def test_a_limit_that_is_too_high_is_learnt() -> None:
     assert [body["max_tokens"] for _, body in server.requests] == [64_000, 64_000]
 
 
-async def test_reasoning_that_fills_the_limit_is_an_empty_reply_that_was_cut() -> None:
-    async with asked(SERVERS["vllm"]) as (model, _):
+async def test_reasoning_that_fills_a_reply_gets_more_room_from_then_on() -> None:
+    async with asked(SERVERS["vllm"]) as (model, server):
+        first, second = await model.chat(ask(max_tokens=100)), await model.chat(ask(max_tokens=100))
+    assert (first.text, second.text) == ("Hello.", "Hello.")
+    assert (first.usage.calls, second.usage.calls) == (2, 1)
+    assert [body["max_tokens"] for _, body in server.requests] == [100, 8292, 8292]
+
+
+async def test_reasoning_that_fills_even_that_is_an_empty_reply_that_was_cut() -> None:
+    def think(_body: Any, _headers: Any) -> NativeReply:
+        return NativeReply(text="Hello.", reasoning="hm " * 20_000)
+
+    async with served(SERVERS["vllm"], think) as server, open_model(LlmSettings(), server.base_url) as model:
         reply = await model.chat(ask(max_tokens=100))
-    assert (reply.text, reply.finish_reason) == ("", "length")
+    assert (reply.text, reply.finish_reason, reply.usage.calls) == ("", "length", 2)
     assert json.loads(reply.reasoning)["reasoning"]
-    assert reply.usage.completion_tokens > 0
 
 
 async def test_room_for_reasoning_is_added_to_every_reply() -> None:
