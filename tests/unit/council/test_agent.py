@@ -137,7 +137,7 @@ async def test_a_refused_tool_is_a_result_that_the_model_sees(council: Any) -> N
         ("I would append the function.", "there is no JSON object"),
         ('{"thought": "x", "actions": [', "JSON is broken"),
         ('{"thought": "x"}', "holds none of actions, finish"),
-        ('{"actions": [{"tool": "files.list"}], "finish": "done"}', "holds actions and finish"),
+        ('{"actions": [{"tool": "files.list"}], "python": "print(1)"}', "holds actions and python"),
         ('{"thought": "x", "python": "print(1)"}', "Python is not available"),
         (Fault("length", text='{"thought": "x", "act'), "cut off because it was too long"),
     ],
