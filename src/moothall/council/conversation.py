@@ -199,7 +199,7 @@ class Conversation:
             if function and way:
                 said = function.read(reply, way)
             else:
-                last = ending == "must"
+                last = ending == "must" or not self._specs
                 said = read_document(reply) if is_document else read_turn(reply, voice.mode, self._specs, last=last)
         except MalformedReplyError as error:
             return str(error), reply.text

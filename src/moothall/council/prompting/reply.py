@@ -158,9 +158,9 @@ def read_turn(reply: ChatReply, mode: ReplyMode, specs: Sequence[ToolSpec] = (),
     `specs`: the tools that it may call. Beside actions a finish waits: they run first, and what they change may fail.
     `last`: no turn follows, so that the finish counts.
     """
+    _require_whole(reply)
+    tools = OfferedTools(tuple(specs))
     try:
-        _require_whole(reply)
-        tools = OfferedTools(tuple(specs))
         return _turn(read_parts(reply.text, tools), mode, tools, last=last)
     except MalformedReplyError as error:
         raise MalformedReplyError(f"Your reply could not be used: {error} {_RIGHT[mode]}") from error
@@ -204,8 +204,8 @@ def read_document(reply: ChatReply) -> Turn:
 
     Raises `MalformedReplyError` saying what was wrong and what is right.
     """
+    _require_whole(reply)
     try:
-        _require_whole(reply)
         data = _find_object(reply.text, *_DOCUMENT_FIELDS)
         finish = data.get("finish", data)
         if not isinstance(finish, Mapping):

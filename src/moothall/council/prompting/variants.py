@@ -25,8 +25,12 @@ _FINISH_NAMES = frozenset({"finish", "submit"})
 _MAX_DEPTH = 64
 """Levels of objects and lists. Arguments of tools have three at most."""
 _MAX_NAME = 100
-_SCAN_SHARE, _SCAN_FLOOR, _FAILURES = 4, 100_000, 200
-"""Characters of broken JSON that are read before a text is given up (a multiple of its size, and a floor), and broken objects."""
+_MENTION = 1000
+"""Characters after <tool> within which its end shows that it is a call, and not prose about calls."""
+_SCAN_SHARE, _SCAN_FLOOR = 4, 100_000
+"""Characters of broken JSON that are read before a text is given up: a multiple of its size, and a floor."""
+_FAILURES = 200
+"""Broken objects that are read before a text is given up."""
 
 _BAR = r"\uff5c"  # the full-width bar in DeepSeek's marks
 _DSML = f"(?:{_BAR}DSML{_BAR})?"
@@ -59,7 +63,7 @@ _MARK = re.compile(
     re.MULTILINE,
 )
 _NAMED = frozenset({"mistral", "kimi", "deepseek", "harmony"})
-_SHELL_FENCES = frozenset({"bash", "sh", "shell", "console", "zsh", "mswea_bash_command"})
+_SHELL_FENCES = frozenset({"bash", "sh", "shell", "mswea_bash_command"})
 _READ_FENCES = frozenset({"", "json", "jsonc", "json5", "xml", "text", "txt", "tool", "tool_call", "tool_calls", "tool_use"})
 """Languages of fenced blocks in which calls are looked for. The others hold code."""
 _FENCE_END = re.compile(r"^[ \t]{0,8}```[ \t]*$", re.MULTILINE)
@@ -71,6 +75,7 @@ _VALUE_END = re.compile(
     rf"|\n(?=[ \t]*<{_DSML}parameter[ =])"
     rf"|(?=</{_DSML}(?:function|invoke)>\s*(?:</|<function=|<invoke |<tool_call>|\Z))"
 )
+_PARAMETER_END = re.compile(rf"(?P<closed></{_DSML}parameter>)")
 _CALL_END = re.compile(rf"\s*</{_DSML}(?:function|invoke)>")
 _PAIR = re.compile(rf"\s*<arg_key>\s*(?P<key>{_NAME})\s*</arg_key>\s*<arg_value>")
 _PAIR_END = re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>|\Z))")
@@ -201,7 +206,7 @@ class _Allowance:
 def find_values(text: str, opening: str = "{") -> Iterator[Any]:
     """Yield the outermost JSON objects of a text in order (with `opening` "[", its lists of texts).
 
-    What is broken is passed over; raises `MalformedReplyError` at the end if nothing else was there, or if there is too much of it.
+    What is broken is passed over; raises `MalformedReplyError` if there is too much of it, or nothing else.
     """
     text = clean_text(text)
     begins = _OBJECT_BEGIN if opening == "{" else _LIST_BEGIN
@@ -247,12 +252,11 @@ class OfferedTools:
     def name_of(self, name: str) -> str:
         """Return the offered tool that a model means by `functions.files_read:0`; other names as they are."""
         name = name.strip()
-        known = self._names
         short = name.removeprefix("functions.").partition(":")[0]
         for candidate in (name, short):
-            if (found := known.get(_plain_name(candidate))) is not None:
+            if (found := self._names.get(_plain_name(candidate))) is not None:
                 return found
-        return SHELL if short.lower() in _SHELL_NAMES and self.has_shell else short or name
+        return SHELL if short.lower() in _SHELL_NAMES and self.has_shell else name
 
     def is_offered(self, name: str) -> bool:
         """Whether the name stands for an offered tool."""
@@ -332,7 +336,10 @@ class _Scan:
         self._allowance = _Allowance(text)
 
     def run(self) -> Parts:
-        """Scan the whole text. All before a closing mark of reasoning that nothing opened was reasoning, unless nothing follows."""
+        """Scan the whole text.
+
+        What stands before a closing mark of reasoning that nothing opened was reasoning, unless nothing follows.
+        """
         kept: Parts | None = None
         first: MalformedReplyError | None = None
         last: MalformedReplyError | None = None
@@ -400,30 +407,43 @@ class _Scan:
         """Read <tool>, <python> or <finish>."""
         text, tag = self._text, mark.group("tag")
         if tag != "tool":
-            end = text.find(f"</{tag}>", mark.end())
-            if end < 0:
-                raise MalformedReplyError(f"<{tag}> is not closed by </{tag}>.")
-            content = text[mark.end() : end].strip()
-            if not content:
-                raise MalformedReplyError(f"<{tag}> is empty.")
-            if tag == "finish":
-                self._parts.finish.append(content)
-            else:
-                fenced = _CODE_FENCE.match(content)
-                self._parts.python.append((fenced.group("code") or "").rstrip() if fenced else content)
-            return end + len(tag) + 3
+            return self._read_text(tag, mark.end())
         body = _TOOL_BODY.match(text, mark.end())
         following = body.group("next") if body else ""
         if following == "<" and _MARK.match(text, body.end() if body else mark.end()):
             return mark.end()  # another spelling within the tag
         if following != "{" or body is None:
-            raise MalformedReplyError("a <tool> holds no JSON object.")
+            wrong = MalformedReplyError("a <tool> holds no JSON object.")
+            if text.find("</tool>", mark.end(), mark.end() + _MENTION) >= 0:
+                raise wrong
+            return self._pass_over(mark.end(), wrong)
         # The decoder says where the JSON ends: a file's content may hold a closing tag.
         value, position = decode(text, body.end())
         if not self._take_object(value):
             self._add_action(value)
         closed = _TOOL_END.match(text, position)
         return closed.end() if closed else position
+
+    def _read_text(self, tag: str, start: int) -> int:
+        """Read what <python> or <finish> holds. Prose may mention such a tag: one without end or content is passed over."""
+        close = f"</{tag}>"
+        end = -1 if close in self._missing else self._text.find(close, start)
+        if end < 0:
+            self._missing.add(close)
+            return self._pass_over(start, MalformedReplyError(f"<{tag}> is not closed by {close}."))
+        content = self._text[start:end].strip()
+        fenced = _CODE_FENCE.match(content) if tag == "python" else None
+        if fenced:
+            content = (fenced.group("code") or "").rstrip()
+        if not content:
+            return self._pass_over(end + len(close), MalformedReplyError(f"<{tag}> is empty."))
+        (self._parts.finish if tag == "finish" else self._parts.python).append(content)
+        return end + len(close)
+
+    def _pass_over(self, position: int, wrong: MalformedReplyError) -> int:
+        """Go on from a position; what was wrong counts if the reply holds nothing else."""
+        self._parts.broken = self._parts.broken or wrong
+        return position
 
     def _read_markup(self, mark: re.Match[str]) -> int:
         """Read <function=NAME> or <invoke name="NAME">, with parameters or with one JSON object."""
@@ -435,7 +455,7 @@ class _Scan:
         else:
             shapes = self._tools.shapes_of(self._tools.name_of(mark.group("xml")))
             while parameter := _PARAMETER.match(text, position):
-                end = _VALUE_END.search(text, parameter.end())
+                end = self._end_of_value(parameter.end())
                 value = text[parameter.end() : end.start() if end else len(text)]
                 value = value.removeprefix("\n").removesuffix("\n") if end and end.group("closed") else value.strip()
                 key = parameter.group("key")
@@ -445,6 +465,16 @@ class _Scan:
         self._add_call(mark.group("xml"), arguments)
         closed = _CALL_END.match(text, position)
         return closed.end() if closed else position
+
+    def _end_of_value(self, start: int) -> re.Match[str] | None:
+        """Return where a parameter's value ends: at what can only be its end, else at the first closing tag."""
+        end = None if "value" in self._missing else _VALUE_END.search(self._text, start)
+        if end is None:
+            self._missing.add("value")
+            end = None if "parameter" in self._missing else _PARAMETER_END.search(self._text, start)
+        if end is None:
+            self._missing.add("parameter")
+        return end
 
     def _read_pairs(self, mark: re.Match[str]) -> int:
         """Read pairs of <arg_key> and <arg_value>."""
@@ -474,7 +504,7 @@ class _Scan:
         return end.end()
 
     def _read_json(self, start: int) -> int:
-        """Read an object. One that is no call and no turn is passed over; a broken one only if it does not begin as one of these."""
+        """Read an object. One that is no call and no turn is passed over, a broken one unless it begins as one."""
         text = self._text
         if self._parts.broken is not None and not (_OBJECT_BEGIN.match(text, start) or _TURN_BEGIN.match(text, start)):
             return start + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -53,6 +54,7 @@ CALLS: dict[str, tuple[str, tuple[Action, ...]]] = {
         (READ, READ),
     ),
     "both spellings of ours": (f"{BLOCK}\n{ACTIONS}", (READ, READ)),
+    "tags that prose mentions": (f"I reply with <tool> calls, and with <finish> at the end.\n{ACTIONS}", (READ,)),
     "a block without its end": (f"{BLOCK.removesuffix('</tool>')}\n{BLOCK}", (READ, READ)),
     # The fields of an action.
     "arguments": ('{"actions": [{"tool": "files.read", "arguments": {"path": "a.py"}}]}', (READ,)),
@@ -131,6 +133,10 @@ CALLS: dict[str, tuple[str, tuple[Action, ...]]] = {
             "<a></parameter></a> </function> {\n</parameter>\n</function>\n</tool_call>"
         ),
         (Action("files.write", {"path": "a.xml", "content": "<a></parameter></a> </function> {"}),),
+    ),
+    "Qwen3-Coder without the end of the function": (
+        "<function=files.read>\n<parameter=path>\na.py\n</parameter>\nI wait for the result.",
+        (READ,),
     ),
     "Qwen3-Coder, two calls": (
         (
@@ -428,23 +434,27 @@ def test_any_text_of_marks_is_a_turn_or_malformed(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from(MARKS), min_size=1, max_size=4).map("".join), st.sampled_from(["", "x", '"}]}', "</think>"]))
-def test_a_text_that_repeats_itself_is_read_in_time_linear_in_its_size(piece: str, end: str) -> None:
-    """A quadratic search would take minutes."""
-    read_anything(piece * (20_000 // len(piece)) + end)
+def test_a_text_that_repeats_itself_is_a_turn_or_malformed(piece: str, end: str) -> None:
+    read_anything(piece * (2_000 // len(piece)) + end)
 
 
 HUGE = [
     "{", "[", '{"a":', '{"a":[', '[{"a":1},', '{"a":1}', '{"a', "<think>", "</think>", "```python\n", "```bash\n", "```", "<tool>", "<finish>",
-    "<tool_call>", "<function=a>", "<function=a>\n<parameter=b>\n", "<parameter=b>\n", "[TOOL_CALLS]a ", " ", "\n", "<|message|>",
-    "to=functions.a ", "to=functions.a<|channel|>", "<tool_call>a<arg_key>b</arg_key><arg_value>", "[TOOL_CALLS]a" + " " * 5000,
-    '{"a": "', '</think>{"a":[', "<think>{", '"', "\\", '{"tool":"a"}', f"{BLOCK}\n", "</parameter>\n", f"<{BAR}tool▁call▁begin{BAR}>a ",
+    "<tool_call>", "<function=a>", "<function=a>\n<parameter=b>\n", "<function=a><parameter=b></parameter>x", "<parameter=b>\n",
+    "[TOOL_CALLS]a ", " ", "\n", "<|message|>", "to=functions.a ", "to=functions.a<|channel|>", '{"a": "', '</think>{"a":[', "<think>{",
+    "<tool_call>a<arg_key>b</arg_key><arg_value>", "[TOOL_CALLS]a" + " " * 5000, '"', "\\", '{"tool":"a"}', f"{BLOCK}\n", "</parameter>\n",
+    f"<{BAR}tool▁call▁begin{BAR}>a ",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("piece", HUGE)
-@pytest.mark.parametrize(
-    "begin", ["", '{"x":', '{"a":[' * 900, "<function=a><parameter=b>"], ids=["", "object", "deep", "markup"]
-)
-def test_huge_texts_are_read_in_time_linear_in_their_size(begin: str, piece: str) -> None:
-    """A quadratic search would take minutes."""
-    read_anything(begin + piece * (300_000 // len(piece)))
+def test_a_huge_text_is_read_in_time_linear_in_its_size(piece: str) -> None:
+    """Quadratic searches take minutes here."""
+    huge = piece * (300_000 // len(piece))
+    for text in (huge, '{"a":[' * 900 + huge, "<function=a><parameter=b>" + huge):
+        with suppress(MalformedReplyError):
+            reply.read_turn(said(text), "json", SPECS)
+    for read in (lambda r: reply.read_approaches(r, 2), reply.read_document):
+        with suppress(MalformedReplyError):
+            read(said(huge))
+    answer_so_far(huge)
