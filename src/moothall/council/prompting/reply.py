@@ -42,6 +42,8 @@ _SHORT_THOUGHT = 200
 _THOUGHT = 4000
 """Characters of a thought that are kept."""
 _APPROACH_WORDS = 3
+_INPUT = 2000
+"""Characters of an input: a longer one is left out, as its beginning alone would be broken code."""
 _TASKS, _CRITERIA = 32, 60
 """Of a document: a grammar is bounded, whatever the settings allow."""
 _RIGHT = {
@@ -270,7 +272,8 @@ def read_approaches(reply: ChatReply, count: int) -> tuple[str, ...]:
 def read_inputs(reply: ChatReply, most: int) -> tuple[str, ...]:
     """Return the calls, each once and nothing of them evaluated; raises `MalformedReplyError` where there is no list of them."""
     found = _find_list(reply, "inputs")
-    return tuple(dict.fromkeys(item[:200].strip() for item in found if isinstance(item, str)))[:most]
+    calls = (item.strip() for item in found if isinstance(item, str) and len(item) <= _INPUT)
+    return tuple(dict.fromkeys(calls))[:most]
 
 
 @dataclass(frozen=True, slots=True)

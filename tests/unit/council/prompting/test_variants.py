@@ -458,3 +458,8 @@ def test_a_huge_text_is_read_in_time_linear_in_its_size(piece: str) -> None:
         with suppress(MalformedReplyError):
             read(said(huge))
     answer_so_far(huge)
+
+
+def test_a_long_input_is_left_out_and_not_cut() -> None:
+    long, huge = f"f({'1' * 500})", f"f({'1' * 5000})"
+    assert reply.read_inputs(said(json.dumps({"inputs": [huge, long]})), 2) == (long,)
