@@ -29,7 +29,8 @@ from moothall.council.judging.recheck import Judged, facts_text
 from moothall.council.judging.reviews import review_text
 from moothall.council.judging.runs import workspace_name
 from moothall.council.prompting import prompts, tool_prompt
-from moothall.council.prompting.reply import MalformedReplyError, approaches_schema, read_approaches
+from moothall.council.prompting.reply import approaches_schema, read_approaches
+from moothall.council.prompting.variants import MalformedReplyError
 from moothall.council.remote import ask_remote
 from moothall.council.seat_tools import SeatTools
 from moothall.council.subagents import SubAgents
