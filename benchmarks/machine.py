@@ -23,7 +23,7 @@ NOT_COUNTED = (
     "Run as root, or in a delegated group: `systemd-run --user --scope -p Delegate=yes scripts/bench`."
 )
 _SERVING = ("serve", "host", "bus", "ray")
-"""Parts whose processes live as long as the system. The rest is what its group counts beside them."""
+"""Parts whose processes live as long as the system. The rest of its group's CPU is `sandbox`."""
 _MARKS = (
     ("bus", ("nats-server",)),
     ("host", ("HostActor", "HostMain")),

@@ -32,8 +32,9 @@ def leaves(group: BaseExceptionGroup[E]) -> Iterator[E]:
 
 
 class TimeLimit:
-    """Cancels a body after `seconds` as `asyncio.timeout` does, not counting what it spends in `off_the_clock`; after `most` seconds
-    in any case. `waited`: the seconds that were not counted.
+    """A timeout of `seconds` that does not count time spent in `off_the_clock`.
+
+    It cancels its body after `most` seconds in any case. `waited` is the time that was not counted.
     """
 
     def __init__(self, seconds: float, most: float) -> None:
@@ -58,14 +59,14 @@ class TimeLimit:
         await self._timeout.__aexit__(*details)  # type: ignore[arg-type]  # as they came
 
     def stop(self) -> None:
-        """Stand still."""
+        """Pause the clock."""
         self._waiting += 1
         if self._waiting == 1 and not self.expired:
             self._since, self._when = asyncio.get_running_loop().time(), self._timeout.when() or self._last
             self._timeout.reschedule(self._last)
 
     def go_on(self) -> None:
-        """Go on, once all who stopped it have said so."""
+        """Resume the clock once every `stop` has been matched."""
         self._waiting -= 1
         if not self._waiting and not self.expired:
             waited = asyncio.get_running_loop().time() - self._since
@@ -74,7 +75,10 @@ class TimeLimit:
 
 
 class Capacity:
-    """How many things are done at a time by all who share it. `held` are those that wait for their turn, too."""
+    """A limit on work in progress, shared by several consumers.
+
+    `held` includes work that waits for its turn.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -85,15 +89,15 @@ class Capacity:
 
     @property
     def free(self) -> int:
-        """How many more can be held without one that waits."""
+        """How many more can be held before one has to wait."""
         return max(0, self.count - self.held)
 
     def hold(self) -> None:
-        """Take one in."""
+        """Count one more."""
         self.held += 1
 
     def release(self, held: int = 1) -> None:
-        """Let some go."""
+        """Count some less."""
         self.held -= held
         self._freed.set()
 
@@ -109,7 +113,7 @@ _limits: ContextVar[tuple[TimeLimit, ...]] = ContextVar("limits", default=())
 
 @contextmanager
 def off_the_clock() -> Iterator[None]:
-    """Let the time limits around this stand still: what waits for its turn does not use its time up."""
+    """Pause the enclosing time limits, for a wait that is not to count."""
     limits = _limits.get()
     for limit in limits:
         limit.stop()

@@ -141,9 +141,12 @@ class Bus(Log, Protocol):
     async def consume(
         self, durable: str, handler: Handler, *, concurrency: int | Capacity = 1, glance: Glance | None = None
     ) -> None:
-        """Pull messages of a durable consumer named in the registry, until cancelled. Consumers may share a `Capacity`: together they handle
-        no more at a time, and leave what they have no room for to others. The handler persists, then returns: that is the ack. `Temporary` → nak with a growing delay; anything undecodable or `Permanent` → dead letter, then term. While a
+        """Pull messages of a durable consumer named in the registry, until cancelled. The handler persists, then returns: that is
+        the ack. `Temporary` → nak with a growing delay; anything undecodable or `Permanent` → dead letter, then term. While a
         handler runs the message is kept alive by in-progress notices.
+
+        Consumers may share a `Capacity`, which limits what they handle at a time in all. They leave
+        further messages to others.
 
         `glance` is called with one message after the other, in the order of their delivery, and spares most of them the
         handler. It persists nothing and raises nothing. `extra` holds `deliveries`, from 1, and `place`: a number that
@@ -249,8 +252,9 @@ class Workspace(Protocol):
         seconds: float = 0.0,
     ) -> CheckRun:
         """Run a check of the profile, narrowed to test files or to cases of an earlier run where its runner can be narrowed. The Python
-        modules of the files `apart` run in a process of their own, which sees no test. `alone`: while no other command runs on its machine. It is
-        stopped after `seconds`, if any are said; they begin when it does.
+        modules of the files `apart` run in a process of their own, which sees no test. `alone`:
+        while no other command runs on its machine. `seconds`: a time limit, from when the command
+        starts; 0 for none.
         """
         ...
 
@@ -320,7 +324,7 @@ class Repositories(Protocol):
         ...
 
     async def check_delivery(self, repository: str, base_sha: str, branch: str) -> None:
-        """Raise `RepositoryError` if the repository's push policy wants a branch of that name and it could not be made."""
+        """Raise `RepositoryError` if a winner would be delivered as that branch and could not."""
         ...
 
     async def diff(self, base: Base, commit_sha: str) -> str:
@@ -352,7 +356,10 @@ class Deliberations(Protocol):
         ...
 
     async def refuse(self, request: DeliberationRequest, reason: Permanent, who: Principal) -> None:
-        """Record a task that cannot start: its result is FAILED with this reason. Do nothing if the task id is taken."""
+        """Record a task that cannot start: its result is FAILED with this reason.
+
+        Do nothing if the task id is taken.
+        """
         ...
 
     async def result(self, task_id: str, who: Principal) -> Outcome:
@@ -364,8 +371,9 @@ class Deliberations(Protocol):
         ...
 
     def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
-        """Yield the deliberation's events after a seq or position (`Recorded.position`) in the order of the log, each once; end after its
-        decision.
+        """Yield the events after a seq or `Recorded.position` in log order, each once.
+
+        End after the decision.
         """
         ...
 

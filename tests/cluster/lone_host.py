@@ -1,4 +1,4 @@
-"""One host on the Ray at an address, started by a process of its own that says when it is ready and ends with its input."""
+"""Start one host on the Ray at an address, print `ready`, and end with standard input."""
 
 from __future__ import annotations
 

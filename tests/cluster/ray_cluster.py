@@ -1,5 +1,6 @@
-"""Ray nodes on loopback, two or as many as asked for, in a process of their own: prints their address and the last one's raylet,
-adds a node for each line of its input, ends with it.
+"""Start Ray nodes on loopback, two by default, and print their address and the last one's raylet.
+
+Each line of standard input adds a node; its end stops all of them.
 """
 
 from __future__ import annotations

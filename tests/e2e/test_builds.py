@@ -1,4 +1,4 @@
-"""What is built of the files is built again before a check judges them, in a real sandbox."""
+"""Compiled code is built again before a check, in a real sandbox."""
 
 from __future__ import annotations
 
@@ -45,6 +45,18 @@ async def test_a_build_that_fails_is_a_failed_check_that_says_why(tmp_path: Path
         assert (run.verdict, run.exit_code) == (Verdict.FAILED, 3)
         assert run.output.startswith("the build failed: sh -c ")
         assert "it does not compile" in run.output
+
+
+async def test_a_build_that_fills_the_disk_is_named_with_the_limit(tmp_path: Path) -> None:
+    fills = ("sh", "-c", "for n in 1 2 3 4 5; do head -c 900000 /dev/zero > big$n; done")
+    async with local(tmp_path, FILES, disk_bytes=1_000_000) as house:
+        base = house.base(checks=CHECKS, builds=(BuildStep(fills, sources=("*.c",)),))
+        async with house.workspaces.open(await house.preparer.prepare(base), "seat") as workspace:
+            await workspace.write([Change("source.c", "100644", b"right\n")])
+            run = await workspace.check("tests")
+        assert (run.status, run.verdict) == ("disk", Verdict.ERRORED)
+        assert "sandbox.disk_bytes" in run.output
+        assert "the build failed: sh -c " in run.output
 
 
 async def test_what_no_change_concerns_is_not_built_again(tmp_path: Path) -> None:

@@ -8,19 +8,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from moothall import telemetry
 from moothall.cli.doctor import _workspace
 from moothall.domain.code import CodeBlock
 from moothall.domain.evidence import Verdict
-from moothall.domain.repository import Prepared
+from moothall.domain.repository import BuildStep, Prepared
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import PatchRefused, RepositoryError, SandboxUnavailable, WorkspaceFailed
+from moothall.repositories.objects import Change
 from support.local import PYTEST, Local, in_pods, local, python
 from support.repos import SAMPLE, SOLUTION
 
@@ -85,6 +88,26 @@ async def test_a_patch_is_the_same_wherever_it_was_written(tmp_path: Path, opene
             assert patch.paths == ("link.py", "pkg/folder/deep.txt", "pkg/one.txt", "run.sh", "src/new.py")
             await workspace.restore([])
             assert await workspace.changes() == []
+
+
+async def test_products_of_a_build_are_no_part_of_a_patch_even_after_a_check_that_was_cancelled(house: Local) -> None:
+    checks = {"tests": ("cat", "product"), "slow": ("sleep", "600.25")}
+    builds = (BuildStep(("cp", "source.txt", "product"), sources=("*.txt",)),)
+    prepared = await house.prepared(checks)
+    base = replace(prepared.base, profile=replace(prepared.base.profile, builds=builds))
+    prepared = replace(prepared, base=base)
+    async with house.workspaces.open(prepared, "one") as workspace:
+        written = Change("source.txt", "100644", b"built\n")
+        await workspace.write([written])
+        assert (await workspace.check("tests")).output == "built\n"
+        assert await workspace.changes() == [written]
+        checking = asyncio.create_task(workspace.check("slow"))
+        async with asyncio.timeout(60):
+            while not any("600.25" in (each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])):
+                await asyncio.sleep(0.05)
+        checking.cancel()
+        await asyncio.wait([checking])
+        assert await workspace.changes() == [written]
 
 
 async def test_what_no_patch_can_hold_is_refused_with_words(house: Local) -> None:

@@ -1,4 +1,4 @@
-"""Many checks at once on one machine: healthy code passes, however busy that is, and what hangs still ends."""
+"""Many checks at once on one machine: healthy code passes on a busy machine, and hanging code ends."""
 
 from __future__ import annotations
 

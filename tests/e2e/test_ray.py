@@ -1,4 +1,4 @@
-"""Ray under the fleet: who is told anything, whose drivers it takes, and a host whose raylet has died."""
+"""Ray under the fleet: metrics and drivers without its token, and a host whose raylet has died."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Descriptors that a child must not inherit, and which processes have them all the same."""
+"""Open descriptors that a child must not inherit, and find the processes that have them."""
 
 from __future__ import annotations
 

@@ -104,8 +104,10 @@ class MemoryDesk:
         return deliberation
 
     async def check(self, request: DeliberationRequest, who: Principal) -> None:
-        """Raise what was planted for the request's role or its repository."""
+        """Raise what was planted for the request's role or its repository; an empty task is refused."""
         del who
+        if not request.description.strip():
+            raise InvalidRequest("the task is empty")
         named = request.repository.id or request.repository.url if request.repository else ""
         if (reason := self.unable.get(request.role) or self.unable.get(named)) is not None:
             raise reason

@@ -104,9 +104,10 @@ class Enforcer:
     async def admit(
         self, who: Principal, text: int, seconds: int = 0, *, uses_model: bool = True
     ) -> AsyncIterator[Callable[[], None]]:
-        """Run a call of `text` characters for at most `seconds` (0: the default). Call what is yielded if the service failed it.
+        """Admit a call of `text` characters for at most `seconds` (0: the default).
 
-        The breaker sees only calls that use a model. A time limit that the caller chose is not a failure of the service.
+        Yields a function that marks the call as failed by the service. Only calls that use a model
+        pass the breaker. A time limit that the caller chose is not a failure of the service.
         Raises `TokenLimit`, `TooOften`, `CircuitOpen`, `TimedOut`, `InvalidRequest`.
         """
         self._check_limits(who, text, seconds)

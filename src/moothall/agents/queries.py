@@ -92,7 +92,10 @@ class Query:
         raise InvalidRequest("context.repository is neither a text nor an object with id, url and ref")
 
     def with_known_tools(self, known: Collection[str]) -> Query:
-        """Return the query with the tools that it allows by their names in the catalogue. Raises `InvalidRequest`."""
+        """Return the query with its allowed tools under their names in the catalogue.
+
+        Raises `InvalidRequest` for names of tools that do not exist.
+        """
         available = check_names(self.available_tools, known, "available_tools")
         allowed = self.context.get(_ALLOWED)
         if allowed is None:
@@ -104,7 +107,7 @@ class Query:
 
     def tools(self) -> frozenset[str] | None:
         """Return the tools that an agent may use; None: all of its role. Who may search the web may read what is found, and the reverse.
-        Needs `with_known_tools`.
+        Call `with_known_tools` first.
         """
         allowed = self.context.get(_ALLOWED)
         given = [frozenset(names) for names in (self.available_tools or None, allowed) if names is not None]

@@ -37,7 +37,9 @@ log = get_logger(__name__)
 _CANCEL_SECONDS = 10.0
 _COUNCIL = 3
 _MORE, _MORE_SECONDS = 1.5, 125.0
-"""What a deliberation keeps of its time beside the work is less than a third, and less than these seconds (council/assembly.py)."""
+"""Bounds of the time that a deliberation reserves for what follows the work (council/assembly.py):
+less than a third of the whole, and less than these seconds.
+"""
 ANEW = "the answer begins anew"
 """Said with a piece of it that follows none of those before."""
 _STATUSES = frozenset(map(str, ToolStatus))
@@ -47,7 +49,8 @@ _KINDS = {status: status.value for status in (ToolStatus.TIMEOUT, ToolStatus.RAT
 @dataclass(frozen=True, slots=True)
 class Report:
     """What a query came to. `status` is ok, error, timeout, rate_limited or budget_exceeded; `agents` 0 where no model was asked,
-    else `model` is the name of the (first) agent's in the settings. `is_fault`: the service failed, and no limit that the caller chose ended it.
+    else `model` is the name of the (first) agent's in the settings. `served`: the model's name at
+    its server. `is_fault`: the service failed, and no limit that the caller chose ended the query.
     """
 
     task_id: str
@@ -62,7 +65,6 @@ class Report:
     about: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
     served: str = ""
-    """What the model's server calls it."""
     is_fault: bool = False
 
     @property
@@ -81,7 +83,7 @@ class QueryUpdate:
     ran: ToolRun | None = None
     delta: str = ""
     tool_id: str = ""
-    """Of the call that is wanted, where it is known already."""
+    """The id of the `wanted` call; '' if it is not known yet."""
 
 
 class _Answer:
@@ -100,8 +102,10 @@ class _Answer:
 
 
 class AgentTasks:
-    """What the agent service answers. `parallelism` is how many calls of a sequence run side by side, `memory_mb` what a tool may use,
-    `deliberation_seconds` the longest that a deliberation may take.
+    """What the agent service answers.
+
+    `parallelism` is how many calls of a sequence run side by side, `memory_mb` the memory limit of
+    a tool, `deliberation_seconds` the time limit of a deliberation.
     """
 
     def __init__(
@@ -222,15 +226,16 @@ class AgentTasks:
                 await asyncio.shield(self._abandon(task_id, who))
         report = _report(outcome, query)
         if report.status == "timeout" and query.timeout_seconds:
-            await asyncio.Event().wait()  # a caller's timeout has one answer: the enforcer's, once the time is over
+            await asyncio.Event().wait()  # the enforcer answers once the caller's time is over
         if report.ok and (rest := answer.more(report.result, progress, whole=True)) is not None:
             yield rest
         yield replace(report, ran=tuple(ran), model=asked.model_of(asked.seats[0]), served=served)
 
     async def _repository_of(self, query: Query, who: Principal) -> RepositoryRef | None:
-        """Return the repository that a query's agents work on: the one that it names, else an empty one; None to ask about text.
+        """Return the repository that the query names, else an empty one, or None to work on text.
 
-        A council that has no tests to judge by judges texts. One agent in the mode simple has tools only if the query names some.
+        A council without a repository has no tests to judge by and works on text. A single agent in
+        the mode simple has tools only if the query names some.
         """
         named = query.repository()
         has_tools = query.mode is Mode.STANDARD or (query.mode is Mode.SIMPLE and query.tools() is not None)
@@ -239,8 +244,9 @@ class AgentTasks:
     def _seconds_of(self, query: Query) -> int:
         """Return the seconds that a query's deliberation may take, 0 for the default.
 
-        A council judges within the caller's time. One agent may work for all of it: a deliberation keeps a share of its own
-        time for what follows the work, so it gets more than the caller gave, and the enforcer ends it.
+        A council judges within the caller's time. A single agent may work for all of it: since a
+        deliberation reserves a share of its time for what follows the work, it is given more than
+        the caller asked for, and the enforcer ends it.
         """
         if not query.timeout_seconds:
             return 0
@@ -250,7 +256,10 @@ class AgentTasks:
         return max(1, int(min(math.ceil(given), self._deliberation_seconds)))
 
     def _tools_of(self, query: Query, who: Principal) -> tuple[str, ...]:
-        """Return the tools of its role that an agent may use, () for all. Raises `InvalidRequest` where none is left."""
+        """Return the tools of its role that an agent may use, () for all.
+
+        Raises `InvalidRequest` if none is left.
+        """
         allowed = query.tools()
         if allowed is None:
             return ()
@@ -285,7 +294,10 @@ def _first(group: BaseExceptionGroup[MoothallError]) -> MoothallError:
 
 
 def _request(query: Query, seconds: int, repository: RepositoryRef | None) -> DeliberationRequest:
-    """Return what the desk is asked, for a deliberation of `seconds` on `repository` or about text. An id that the house cannot take stands behind one of ours."""
+    """Return the request for a deliberation of `seconds` on `repository`; None: about text.
+
+    A task id of the caller's that is not a valid id here is replaced by its digest.
+    """
     named = query.task_id
     council = query.mode is Mode.COMPLEX
     if council:
@@ -329,7 +341,7 @@ def _calls(one: Recorded | Writing) -> Iterator[ToolRun]:
 
 
 def _model_of(one: Recorded | Writing) -> str:
-    """Return the model that answered a call, by the name that its server gives; empty for any other fact."""
+    """Return the model of a recorded call, as its server names it; '' for other events."""
     if isinstance(one, Writing) or one.event.type is not EventType.MODEL_CALLED:
         return ""
     name = one.event.data.get("model")
@@ -367,7 +379,7 @@ def _report(outcome: Outcome, query: Query) -> Report:
         late = outcome.status is DeliberationStatus.FAILED and "DEADLINE_EXCEEDED" in codes
         over = "BUDGET_EXCEEDED" in codes
         status = "timeout" if late or outcome.status is DeliberationStatus.TIMEOUT else "budget_exceeded" if over else "error"
-    chose_turns = query.max_iterations and codes == {"OUT_OF_TURNS"}
+    chosen = outcome.status is DeliberationStatus.CANCELLED or (query.max_iterations and codes == {"OUT_OF_TURNS"})
     return Report(
         query.task_id,
         status,
@@ -377,5 +389,5 @@ def _report(outcome: Outcome, query: Query) -> Report:
         usage=outcome.usage,
         agents=outcome.agent_count,
         about=told,
-        is_fault=status in {"error", "timeout"} and not chose_turns,
+        is_fault=status in {"error", "timeout"} and not chosen,
     )

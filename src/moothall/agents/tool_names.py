@@ -1,4 +1,4 @@
-"""Tools by the names that other systems give them. docs/doors.md has the same table; a test compares."""
+"""Tool names of other systems. docs/doors.md has the same table; a test compares them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ALIASES: Mapping[str, Alias] = {
     "web_fetch": Alias("web.fetch"),
     "web_search": Alias("web.search"),
 }
-"""By name. Arguments that are not listed keep their names; those that our tool does not know are refused like any other."""
+"""By name. Arguments that are not listed keep their names; a tool refuses unknown ones."""
 
 
 def tool_name(name: str) -> str:
@@ -47,7 +47,10 @@ def tool_name(name: str) -> str:
 
 
 def tool_action(name: str, arguments: Mapping[str, Any]) -> Action:
-    """Return a call by any name as one of a tool in the catalogue. Other systems write null and 0 for arguments that are left out."""
+    """Translate a call into one of a tool in the catalogue.
+
+    Null, and 0 for a renamed argument, mean that the argument is left out.
+    """
     alias = ALIASES.get(name)
     if alias is None:
         return Action(name, arguments)
@@ -56,9 +59,12 @@ def tool_action(name: str, arguments: Mapping[str, Any]) -> Action:
 
 
 def check_names(names: Iterable[str], known: Collection[str], field: str) -> tuple[str, ...]:
-    """Return the names of tools in the catalogue, each once. Raises `InvalidRequest` for those that are none."""
+    """Translate names into those of the catalogue, each once.
+
+    Raises `InvalidRequest` for unknown names.
+    """
     found = tuple(dict.fromkeys(map(tool_name, names)))
     if unknown := [name for name in found if name not in known]:
         shown = ", ".join(repr(name[:80]) for name in unknown[:_SHOWN]) + (", …" if len(unknown) > _SHOWN else "")
-        raise InvalidRequest(f"{field} names tools that do not exist: {shown}; DiscoverTools lists those that there are")
+        raise InvalidRequest(f"{field} names tools that do not exist: {shown}; DiscoverTools lists all tools")
     return found

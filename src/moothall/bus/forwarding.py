@@ -1,4 +1,4 @@
-"""Story events that programs outside publish on another subject than the one that readers look at: they are stored there too."""
+"""Forward story events that other programs publish to the subjects that readers follow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Put(Protocol):
 
 
 def heed_subject(found: Sequence[Event | Permanent], subject: str) -> list[Event | Permanent]:
-    """Return what a message of the log holds; an event that is not at home in it becomes an `InvalidRequest`."""
+    """Return a log message's events, with an `InvalidRequest` for each on a subject not its own."""
     return [
         _off_subject(each, subject) if isinstance(each, Event) and not _is_home(each, subject, len(found)) else each
         for each in found
@@ -31,9 +31,12 @@ def heed_subject(found: Sequence[Event | Permanent], subject: str) -> list[Event
 async def forward(
     found: Sequence[Event | Permanent], subject: str, seq: int, packer: Packer, put: Put
 ) -> list[Event | Permanent]:
-    """Return what the message `seq` of the log holds for a consumer. A story event on `agile.events`, on the subject of its bare story
-    id, or among others in its message is stored on its own subject, alone, and left out: it comes from there. Any other event that is
-    not at home becomes an `InvalidRequest`.
+    """Return the events of the log message `seq` for a consumer.
+
+    A story event on `agile.events`, on the subject of its bare story id, or among others in one
+    message is stored on its own subject as a message of its own and left out here: the consumer
+    gets it from there. Any other event on a subject that is not its own becomes an
+    `InvalidRequest`.
     """
     kept: list[Event | Permanent] = []
     for place, each in enumerate(found):
@@ -48,8 +51,9 @@ async def forward(
 
 
 def _is_home(event: Event, subject: str, together: int) -> bool:
-    """Whether readers look for an event in such a message: see `registry.fits`. An event of a story has a message of its own, since
-    those who watch stories go on after a seq.
+    """Whether readers find an event in such a message: see `registry.fits`.
+
+    An event of a story needs a message of its own, since watchers of stories resume after a seq.
     """
     return registry.fits(event, subject) and (together == 1 or not registry.is_of_story(event))
 

@@ -199,9 +199,9 @@ def subject_of(event: Event) -> str:
 
 
 def fits(event: Event, subject: str) -> bool:
-    """Whether an event's type travels on a subject of the log. Who may send what is held by subjects: elsewhere it says nothing.
+    """Whether an event's type travels on a subject of the log. Permissions are granted by subject.
 
-    Programs outside publish on the subjects of stories, so that there the story and its tenant have to fit too.
+    On the subjects of stories, where other programs publish, the story and its tenant must match.
     """
     if is_of_story(event):
         try:
@@ -212,13 +212,14 @@ def fits(event: Event, subject: str) -> bool:
 
 
 def is_of_story(event: Event) -> bool:
-    """Whether an event is about a story: programs outside publish those."""
+    """Whether an event is about a story. Other programs publish such events."""
     return EVENT_SPECS[event.type].channel is Channel.STORIES
 
 
 def is_understood(event: Event, subject: str) -> bool:
-    """Whether an event of a story is taken on `subject`: on its own, on the bare `agile.events`, or on that and the id by which
-    its tenant knows the story.
+    """Whether a story event is accepted on a subject.
+
+    Accepted are its own subject, `agile.events`, and `agile.events.<story_id>`.
     """
     if not is_of_story(event):
         return False
@@ -229,7 +230,7 @@ def is_understood(event: Event, subject: str) -> bool:
 
 
 def is_consumed(subject: str) -> bool:
-    """Whether a durable consumer of the log gets what is sent on a subject."""
+    """Whether a durable consumer of the log receives messages on a subject."""
     return any(matches(pattern, subject) for spec in DURABLES.values() if spec.stream == EVENTS.name for pattern in spec.filters)
 
 

@@ -187,7 +187,7 @@ def _details(console: Console, checked: RepositoryCheck, row: CheckRow) -> None:
         if (more := count - len(items[:_SHOWN])) > 0:
             console.print(Text(f"  … and {more} more {word}; --json lists all", style="dim"))
     if row.note:
-        console.print(Text(f"  {plain(row.note, 200)}; a dependency belongs into what the project declares", style="yellow"))
+        console.print(Text(f"  {plain(row.note, 200)}; declare it if it is a dependency", style="yellow"))
     output = [line for line in row.output.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
     for printed in output[-_LINES:] if row.required and not row.fault else ():
         console.print(

@@ -66,7 +66,11 @@ Tell = Callable[[Outcome], int]
     help="Seconds for the whole deliberation; limits.deliberation_seconds by default.",
 )
 @click.option("--turns", type=SettingRange(1, "limits.turns"), help="Turns that a seat may take; limits.turns by default.")
-@click.option("--model", default="", help="Of the settings: a name in [models], default, or small, medium, large.")
+@click.option(
+    "--model",
+    default="",
+    help="Of the settings: a name in [models], default, or small, medium, large. Several with commas go round the seats.",
+)
 @click.option("--seed", type=SEED, help="Base of the sampling seeds.")
 @click.option("--task-id", default="", help="An id of your own; the same id and request are the same deliberation.")
 @click.option(

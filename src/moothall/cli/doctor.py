@@ -181,9 +181,9 @@ async def _ray_cluster(ray: RaySettings, address: str) -> Finding:
     access, reason = await probe_access(address)
     detail = describe(access, address, reason)
     if access is Access.OPEN and ray.allow_no_token:
-        return Finding("ray cluster", ok=True, detail=f"{detail}, as ray.allow_no_token accepts: it reads our credentials")
-    restricted = access is Access.RESTRICTED
-    return Finding("ray cluster", ok=restricted, detail=detail, mend="" if restricted else HELP)
+        return Finding("ray cluster", ok=True, detail=f"{detail} and can read our credentials, which ray.allow_no_token accepts")
+    mend = {Access.RESTRICTED: "", Access.OPEN: HELP, Access.UNKNOWN: "Check ray.address, and that the cluster runs"}[access]
+    return Finding("ray cluster", ok=access is Access.RESTRICTED, detail=detail, mend=mend)
 
 
 async def _fleet(settings: Settings) -> Finding:

@@ -1,4 +1,4 @@
-"""`moothall executor`: what runs the tools inside a workspace's container."""
+"""`moothall executor`: the program that runs the tools inside a workspace's container."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _SOCKET = "/link/link.sock"
 @click.pass_context
 @speak_errors
 def executor(context: click.Context, *, socket: str, options: str) -> None:
-    """Run the tools of a workspace, as the first process of its container. Hosts start it themselves.
+    """Run the tools of a workspace, as the first process of its container. Hosts start it.
 
-    It connects to SOCKET, the link of the workspace, confines itself as OPTIONS say (JSON; by default as the settings
-    [sandbox] say) and answers until the link closes. It ends every process that it can signal, so it is refused outside a container.
+    It connects to SOCKET, the link of the workspace, confines itself as OPTIONS say (JSON; by
+    default as the settings [sandbox] say) and answers until the link closes. It ends every process
+    that it can signal, so it is refused outside a container.
     """
     if os.getpid() not in {1, EXECUTOR_PID} or not Path(ROOT).is_dir():
         raise ConfigurationError(

@@ -124,7 +124,7 @@ class Narrator:
         self._live = None if quiet or verbose or not self.console.is_terminal else self._board
         self._waiting: asyncio.TimerHandle | None = None
         self._awaited = ""
-        """What was printed last of what is waited for."""
+        """The last line about waiting seats."""
         self._said = ""
 
     @contextmanager

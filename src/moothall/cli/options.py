@@ -32,9 +32,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON doc
 
 
 def task_argument(*, required: bool) -> Callable[[F], F]:
-    """Add the argument TASK: an id or a unique prefix of one. Without `required` it is None if it is left out.
+    """Add the argument TASK: an id or a unique prefix; None if it may be left out and is.
 
-    An argument with a default is never required, not even with the default None, so that none is given here.
+    No default is given here: click never requires an argument with a default, not even None.
     """
     return click.argument("task", required=required, shell_complete=complete.tasks)
 

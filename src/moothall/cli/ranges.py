@@ -26,7 +26,7 @@ class SettingRange(click.IntRange):
 
 
 class FiniteRange(click.FloatRange):
-    """A number from 0 up. `nan` and `inf` are refused: every comparison with nan is false, so that a plain range takes it."""
+    """A finite number from 0 up. click's own range accepts nan and inf."""
 
     def __init__(self) -> None:
         super().__init__(min=0)
@@ -47,7 +47,7 @@ def field_range(section: type[Section], name: str) -> click.IntRange:
 
 
 def check_ranges(context: click.Context, settings: Settings) -> None:
-    """Raise `click.BadParameter` for an option that is above its setting. A server applies its own settings, so that nothing is checked here."""
+    """Raise `click.BadParameter` for an option above its setting. With --server, do nothing."""
     if context.params.get("server"):
         return
     for option in context.command.params:

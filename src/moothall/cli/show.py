@@ -241,7 +241,7 @@ def _show_ranking(console: Console, outcome: Outcome) -> None:
 
 
 def _group_reasons(results: Sequence[Result]) -> list[tuple[tuple[Result, ...], list[str]]]:
-    """Return reasons by the results that have them, each once: those of several results first, then each result's own."""
+    """Group reasons by the results that share them, reasons of several results first."""
     groups: dict[tuple[int, ...], list[str]] = {}
     for reason in dict.fromkeys(reason for result in results for reason in result.reasons):
         groups.setdefault(tuple(at for at, result in enumerate(results) if reason in result.reasons), []).append(reason)

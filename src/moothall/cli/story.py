@@ -76,7 +76,7 @@ async def new(
 
 
 add = copy(new)
-"""The name of `new` in the wire."""
+"""An alias of `new`."""
 add.name, add.epilog = "add", example("moothall story add 'Export as CSV' --repo .")
 story.add_command(add)
 

@@ -142,7 +142,8 @@ async def diff(settings: Settings, *, task: str | None, seat: str) -> int:
 @_SEAT
 @with_settings(_LOG)
 async def apply(settings: Settings, *, task: str | None, seat: str) -> None:
-    """Apply the winner's diff of TASK (or the one of SEAT) to your files: all of it, or nothing where it does not fit.
+    """Apply the winner's diff of TASK (or the one of SEAT) to your files: all of it, or nothing if
+    it does not fit.
 
     SEAT without TASK is a seat of the latest task.
     """

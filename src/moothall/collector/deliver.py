@@ -9,14 +9,12 @@ from moothall import telemetry
 from moothall.domain.outcome import Outcome, Result
 from moothall.domain.repository import Base
 from moothall.domain.secrets import HOLE
-from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.domain.task import FORGE, Deliberation, RepositoryRef
 from moothall.errors import MoothallError, PatchRefused
 from moothall.ports import Repositories
 
 log = telemetry.get_logger(__name__)
 
-FORGE = "forge"
-"""The origin of tasks that `moothall watch` asks for."""
 _MESSAGE = 4_000
 _TRAILER = re.compile(r"\s*(?:[\w-]+-by|deliberation|winner|skip-checks)\s*:", re.IGNORECASE)
 _SKIP = re.compile(
@@ -61,16 +59,16 @@ async def _exact(repositories: Repositories, base: Base, winner: Result) -> str:
 def _message(deliberation: Deliberation, outcome: Outcome) -> str:
     """The same for the same decision, so that delivering again makes the same commit."""
     title = " ".join(deliberation.description.strip().partition("\n\n")[0].split())[:72]
-    # On a forge the words of a commit act: they close issues and call people.
+    # On a forge, words in a commit message have effects: they close issues and notify people.
     own = "" if deliberation.origin == FORGE else own_message(outcome.results[0].message)
     proven = "proven" if outcome.proven else "unproven"
     return f"{own or title}\n\nDeliberation: {deliberation.task_id}\nWinner: {outcome.winner_id} ({proven})\n"
 
 
 def own_message(message: str) -> str:
-    """Return a seat's own commit message as it may stand in a commit: readable lines, without trailers and without words by which
-    a program skips checks.
-    """
-    lines = ("".join(sign if sign.isprintable() else " " for sign in line).rstrip() for line in message.splitlines())
-    kept = [_SKIP.sub("", line).rstrip() for line in lines if not _TRAILER.match(line)]
+    """Clean a seat's own commit message: printable lines, no trailers, no words that skip CI."""
+    text = "\n".join("".join(sign if sign.isprintable() else " " for sign in line) for line in message.splitlines())
+    while _SKIP.search(text):  # what is left may be another: "[skip[skip ci] ci]"
+        text = _SKIP.sub("", text)
+    kept = [line.rstrip() for line in text.split("\n") if not _TRAILER.match(line)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip()[:_MESSAGE]

@@ -26,7 +26,7 @@ AWAITED = frozenset({*_WAITS.values(), *_WAITS_ABOUT_TEXT.values()}) - {ENDED}
 class Lane:
     """What one seat did so far. `waits` says for what it waits, or that it has ended; `said` is what the model said last, `tools` are its last tool
     calls with how each ended, the latest last, of `called`; `checks` are those of its last turn that ran any, `told` the ids of what was said to it, as far as it heard that. `began` and `ended` are RFC 3339 in UTC,
-    empty where they are not known. `about_text`: no repository, so that nothing is re-checked.
+    empty where they are not known. `about_text`: there is no repository, so nothing is re-checked.
     """
 
     seat: str

@@ -86,10 +86,10 @@ class SandboxSettings(Section):
 
     allow_degraded: tuple[Wall, ...] = Field((), description="walls to do without where they are missing, named one by one")
     cores: int = Field(
-        0, ge=0, description="commands that run at a time on this machine; the others wait. 0: the cores of its cgroup plus one"
+        0, ge=0, description="commands that run at a time on this machine; further ones wait. 0: the cores of its cgroup plus one"
     )
-    cpu_seconds: float = Field(120.0, gt=0, description="one command")
-    wall_seconds: float = Field(120.0, gt=0, description="one command")
+    cpu_seconds: float = Field(120.0, gt=0, description="one command; of code.shell: its time on every core")
+    wall_seconds: float = Field(120.0, gt=0, description="one command; of code.shell: see code.shell_seconds")
     memory_bytes: int = Field(2_000_000_000, ge=64_000_000)
     processes: int = Field(256, ge=8)
     open_files: int = Field(1024, ge=64)
@@ -112,14 +112,14 @@ class AgentSettings(Section):
 
     at_once: int = Field(4, ge=1, le=1000, description="agents of specs that one run has at work side by side")
     file_bytes: int = Field(256_000, ge=1000, description="of one file of a spec")
-    tasks: int = Field(64, ge=1, description="queries of one tenant under way; more are refused")
+    tasks: int = Field(64, ge=1, description="running queries of one tenant; further ones are refused")
     tokens: int = Field(100_000, ge=100, description="of a query with its history and context, about; a longer one is refused")
     calls_a_second: float = Field(10.0, gt=0, description="queries that one caller may begin a second")
     timeout_seconds: float = Field(900.0, gt=0, description="the longest that a query may take, whatever its caller says")
     stream_buffer: int = Field(
         64, ge=1, description="updates of a stream that wait for a slow caller; more are fetched when it has taken them"
     )
-    breaker_calls: int = Field(20, ge=1, description="queries of one tenant in the window from which on it says something")
+    breaker_calls: int = Field(20, ge=1, description="queries of one tenant in the window, before which the breaker never opens")
     breaker_share: float = Field(
         0.5, gt=0, le=1, description="of them that failed, from which on none is let through for a while"
     )
@@ -277,7 +277,7 @@ class GuardSettings(Section):
     policy_cache_seconds: float = Field(60.0, ge=0, description="how long a policy's answer to the same question stands")
     visits: int = Field(32, ge=1, description="workspaces that callers from outside have open at a time")
     tenant_visits: int | None = Field(
-        None, ge=1, description="of guard.visits, how many one tenant may have open; three quarters of them where not set"
+        None, ge=1, description="how many of guard.visits one tenant may have open; three quarters if not set"
     )
     visit_result_bytes: int = Field(20_000_000, ge=100_000, description="results that each such workspace keeps for repeats")
     visit_seconds: float = Field(900.0, gt=0, description="how long such a workspace stays open where its caller does not say")

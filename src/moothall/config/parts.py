@@ -19,6 +19,8 @@ _OWNED = re.compile(r"[A-Za-z0-9_.-]*[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_.-]
 
 UNKNOWN_WINDOW = 8192
 """Tokens of the window of a model of which neither its server nor a setting says one, and of the local model."""
+NATIVE_WINDOW = 131_072
+"""The same of a model that calls tools natively: those have large windows, and a refusal tells of a smaller one."""
 LOCAL_REPLY, LONGEST_REPLY = 1024, 32_768
 
 
@@ -157,8 +159,8 @@ class BusSettings(Section):
     replicas: int = Field(1, ge=1, le=5)
     sync_interval: str = Field(
         "2m",
-        description="how often the embedded server syncs to disk: a power loss can take what was "
-        "acked since; 'always': before each ack",
+        description="how often the embedded server syncs to disk; a power loss can take what was acked "
+        "since. 'always': before each ack",
     )
     blob_bytes: int = Field(256_000, ge=1024, description="larger payload fields go to the object store")
     max_deliver: int = Field(5, ge=1)
@@ -188,7 +190,7 @@ class RaySettings(Section):
     )
     address: str | None = None
     hosts: int = Field(
-        1, ge=0, description="host actors; 0: one on each node of Ray that offers a processor, those that join later included"
+        1, ge=0, description="host actors; 0: one on each node of Ray that offers a processor, also on nodes that join later"
     )
     wait_seconds: float = Field(
         0.0,
@@ -204,7 +206,7 @@ class RaySettings(Section):
     credentials_file: Path | None = None
     allow_no_token: bool = Field(
         default=False,
-        description="use the Ray at address although it takes drivers without a token: whoever reaches its ports reads our credentials",
+        description="accept a Ray at address without a token: anyone who reaches its ports can read our credentials",
     )
 
     @model_validator(mode="after")

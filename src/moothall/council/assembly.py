@@ -10,6 +10,7 @@ from typing import Any
 
 from moothall.config import LimitSettings, LlmSettings, RunnerSettings
 from moothall.config.models import DEFAULT
+from moothall.config.parts import NATIVE_WINDOW
 from moothall.council.agent import AgentLoop
 from moothall.council.course import Draft
 from moothall.council.facts import Facts
@@ -315,7 +316,8 @@ async def _fit(models: Mapping[str, NamedModel]) -> Mapping[str, NamedModel]:
         known = about if isinstance(about, ModelDescription) else ModelDescription()
         if one.llm.context_tokens:
             known = replace(known, source="llm.context_tokens")
-        fitted[name] = replace(one, llm=one.llm.fitted(known.window, known.most_tokens), about=known)
+        window = known.window or (NATIVE_WINDOW if known.reply == "tools" else 0)
+        fitted[name] = replace(one, llm=one.llm.fitted(window, known.most_tokens), about=known)
     return fitted
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 from moothall.config import LlmSettings
 from moothall.council.function import Function
 from moothall.council.prompting.reply import (
-    MalformedReplyError,
+    MAX_STRING,
     Turn,
     document_schema,
     read_document,
@@ -18,6 +18,7 @@ from moothall.council.prompting.reply import (
     turn_schema,
 )
 from moothall.council.prompting.text import CHARS_PER_TOKEN, clip, tokens
+from moothall.council.prompting.variants import MalformedReplyError
 from moothall.council.recording import RecordedModel
 from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode
 from moothall.domain.ids import seed_of
@@ -28,6 +29,8 @@ from moothall.tools.catalogue import ToolSpec
 Ending = Literal["may", "must", "not"]
 """Whether a turn may be the last one."""
 
+_ROOMY_WINDOW = 16_000
+"""Tokens of a window from which on the strings of a reply have no limit of their own."""
 _KEPT = 2
 _SHRINK = 0.6
 """The part of a conversation that is kept when the server refuses it as too long."""
@@ -142,6 +145,12 @@ class Conversation:
             last = self.exchanges[-1]
             self.exchanges[-1] = Exchange(last.said, f"{last.came}\n\n{text}".strip(), last.brief)
 
+    @property
+    def _max_string(self) -> int | None:
+        """The most characters of a string in a schema: few for the local model and small windows, no limit for others."""
+        small = self.llm.base_url is None or self._window < _ROOMY_WINDOW
+        return MAX_STRING if small else None
+
     async def ask(
         self,
         step: str,
@@ -168,9 +177,14 @@ class Conversation:
         told = "\n\n".join(self.model.words_for(call_id))
         schema, is_document = None, bool(self._document) and voice.mode == "json"
         if is_document:
-            schema = document_schema(self._document)
+            schema = document_schema(self._document, self._max_string)
         elif voice.mode == "json" and not function:
-            schema = turn_schema(() if ending == "must" else specs, may_finish=ending != "not", python=self._python)
+            schema = turn_schema(
+                () if ending == "must" else specs,
+                may_finish=ending != "not",
+                python=self._python,
+                max_string=self._max_string,
+            )
         request = ChatRequest(
             call_id=call_id,
             messages=(),
@@ -185,7 +199,8 @@ class Conversation:
             if function and way:
                 said = function.read(reply, way)
             else:
-                said = read_document(reply) if is_document else read_turn(reply, voice.mode)
+                last = ending == "must" or not self._specs
+                said = read_document(reply) if is_document else read_turn(reply, voice.mode, self._specs, last=last)
         except MalformedReplyError as error:
             return str(error), reply.text
         if said.python is not None and not runs_python:

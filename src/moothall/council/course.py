@@ -24,8 +24,9 @@ _NAMES_CHARS = 500
 class Course:
     """An attempt under way: a round, as <phase>/<round>, until a time. `place`: where turns act, None about text. `begun`: the turn after which
     it goes on, of those of an earlier run. `before`: how many turns of others are numbered before its own. `changed`: the last turn that changed
-    something, of those that are not looked at. `over`: it ends with this turn; `circle`: because it goes in circles. `ignored`: files that it
-    wrote and that no answer holds, since .gitignore names them; `untold`: those of them that it has not heard of.
+    something, of those that are not looked at. `over`: it ends with this turn; `circle`: because it
+    goes in circles. `ignored`: files that the seat wrote and that its answer leaves out, since
+    .gitignore names them; `untold`: those not reported to the seat yet.
     """
 
     where: str
@@ -47,12 +48,12 @@ class Course:
     untold: dict[str, str] = field(default_factory=dict)
 
     def note_ignored(self, did: Did, before: Patch | None, patch: Patch | None) -> None:
-        """Note which files of this turn's tools the patch leaves out."""
+        """Note which files written in this turn the patch leaves out."""
         self.untold = written_and_ignored(did.results, before, patch)
         self.ignored |= self.untold
 
     def words(self, summary: str) -> str:
-        """Return what a draft says of itself, and which files that were written are not in it."""
+        """Return a draft's summary, with a note about written files that it leaves out."""
         now = self.state.patch.ignored if self.state.patch else {}
         return with_left_out(summary, [path for path in self.ignored if path in now])
 
@@ -95,7 +96,7 @@ class Course:
 
 
 def with_left_out(summary: str, ignored: Sequence[str]) -> str:
-    """Return the words of a proposal with a note about files that it does not hold."""
+    """Return a summary with a note about the files that the proposal leaves out."""
     if not ignored:
         return summary or NO_SUMMARY
     names = ", ".join(sorted(ignored))[:_NAMES_CHARS]
@@ -103,7 +104,10 @@ def with_left_out(summary: str, ignored: Sequence[str]) -> str:
 
 
 def written_and_ignored(results: Sequence[ToolResult], before: Patch | None, patch: Patch | None) -> dict[str, str]:
-    """Return the ignored files that these tools wrote: path → rule. What a command left counts only if it is new and looks like source code."""
+    """Return the ignored files that these tools wrote: path → rule.
+
+    A file left by a command counts only if it is new and looks like source code.
+    """
     if patch is None or not patch.ignored:
         return {}
     paths = {str(result.output.get("path")) for result in results if result.tool.startswith("files.")}
@@ -140,7 +144,7 @@ class MalformedReplies(Permanent):
 
 
 def malformed_replies(problem: str, reply: str, task_id: str) -> MalformedReplies:
-    """Return the error with the beginning of such a reply, without secrets, and the command that shows all; no command without a task."""
+    """Return an error that quotes the beginning of `reply` and names the command to see all."""
     shown = f'; it replied "{one_line(reply, _REPLY_CHARS)}"' if reply.strip() else "; it replied nothing"
     command = f". All replies: moothall log tail --task {task_id} --json" if task_id else ""
     return MalformedReplies(f"{problem}{shown}{command}")

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from moothall.council.examples import Example, examples_of
 from moothall.council.prompting.excerpt import Shown
-from moothall.council.prompting.reply import MalformedReplyError, Turn, whole_text
+from moothall.council.prompting.reply import Turn, whole_text
 from moothall.council.prompting.text import fence, tokens
+from moothall.council.prompting.variants import MalformedReplyError
 from moothall.domain.chat import ChatReply, Message
 from moothall.domain.tool import Action
 

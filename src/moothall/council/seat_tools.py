@@ -66,6 +66,13 @@ def _range(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"path": arguments["path"], "start": start, "lines": end - start + 1}
 
 
+def _places(arguments: dict[str, Any]) -> dict[str, Any]:
+    every = arguments.pop("all", False)
+    if not isinstance(every, bool):
+        raise UnusableCallError("edit: all is true or false")
+    return {**arguments, "count": 0} if every else arguments
+
+
 def _as_is(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
@@ -95,7 +102,7 @@ _SHORT: Mapping[str, _Short] = {
         "Copy old from the file as it is, white space included.",
         {"path": _PATH, "old": _TEXT, "new": _TEXT, "all": {"type": "boolean"}},
         ("path", "old", "new"),
-        _as_is,
+        _places,
     ),
     WRITE: _Short(
         "write",

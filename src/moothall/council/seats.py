@@ -29,7 +29,8 @@ from moothall.council.judging.recheck import Judged, facts_text
 from moothall.council.judging.reviews import review_text
 from moothall.council.judging.runs import workspace_name
 from moothall.council.prompting import prompts, tool_prompt
-from moothall.council.prompting.reply import MalformedReplyError, approaches_schema, read_approaches
+from moothall.council.prompting.reply import approaches_schema, read_approaches
+from moothall.council.prompting.variants import MalformedReplyError
 from moothall.council.remote import ask_remote
 from moothall.council.seat_tools import SeatTools
 from moothall.council.subagents import SubAgents
@@ -338,7 +339,8 @@ async def _attempt(
                 attempt = await agent.work(place, where, turns, start)
                 if attempt.draft is None or not any(_is_commit(operation) for operation in agent.operations[mark[1] :]):
                     return attempt
-                message = (await workspace.patch("files as they are")).message  # it may commit after its last change
+                # It may commit after its last change.
+                message = (await workspace.patch("files as they are")).message
                 return replace(attempt, draft=replace(attempt.draft, message=message))
         except (WorkspaceFailed, SandboxUnavailable) as error:
             if lost == _WORKSPACES:

@@ -93,7 +93,10 @@ async def _act(actions: Sequence[Action], calls: BlockCalls, catalogue: Mapping[
 
 
 def record_calls(did: Did) -> list[dict[str, Any]]:
-    """Return the turn's tool calls for the log: all together have at most about `_RECORDED_BYTES` bytes of arguments and outputs."""
+    """Return the turn's tool calls for the log.
+
+    Their arguments and outputs have about `_RECORDED_BYTES` in all.
+    """
     share = _RECORDED_BYTES // max(1, 2 * len(did.results))
     return [
         {

@@ -13,7 +13,7 @@ from moothall.domain.ids import digest
 Data = Mapping[str, Any]
 
 _POSITIONS, _PLACES = 1 << 52, 1 << 10
-"""Positions begin above all seqs and fit into a double; of one message's events so many have a position of their own."""
+"""The first position (above all seqs, and exact in a double), and the positions of a message."""
 
 
 class EventType(StrEnum):
@@ -88,7 +88,8 @@ class Recorded:
 
     `seq` is where to go on after it: `replay(…, after_seq=seq)` leaves out nothing that came later. Events that travelled in
     one message have the seq before that message, and only the last of them the message's own: whoever stops between them
-    sees the message again. `message` is the message's seq where that is another one, `place` the event's place in it, from 0.
+    sees the message again. `message` is the message's seq if that is another one, `place` the
+    event's index in it.
     """
 
     seq: int
@@ -99,7 +100,7 @@ class Recorded:
 
     @property
     def position(self) -> int:
-        """Where to go on after exactly this event. Positions never fall, and no two events of a log share one."""
+        """Where to resume after exactly this event. Positions increase within a log."""
         return _POSITIONS + self.message * _PLACES + min(self.place, _PLACES - 1) if self.message else self.seq
 
     def comes_after(self, seen: int) -> bool:

@@ -24,8 +24,8 @@ class CheckRun:
 
     `status` is the tool status (success when the command ran to its end, whatever it said). `details` says of red cases what
     they printed (a traceback), cut to length; `durations` is milliseconds by case, where the runner tells; `findings` are what
-    a linter or type checker found, one line each, without line numbers; `usage` is what it took. `contended`: it had to wait for
-    cores that others used.
+    a linter or type checker found, one line each, without line numbers; `usage` is what it took.
+    `contended`: it had to wait for cores.
     """
 
     check: str

@@ -44,7 +44,7 @@ def key_of(value: str, tenant: str) -> str:
 
 
 def tenant_of(key: str) -> str:
-    """Return the tenant that a key names, empty for one of the tenant `local` and for what is no key."""
+    """Return the tenant that a key names; '' for a key of the tenant `local` or any other text."""
     return key.partition("_")[0] if "_" in key and _KEY.fullmatch(key) else ""
 
 

@@ -25,7 +25,8 @@ class Operation:
 class Proposal:
     """One seat's answer. `revision` 0 is the original. `diff` is a git diff against the base commit,
     empty in a deliberation about text, where `content` is the answer itself. `own_tests` are the
-    paths of test files that the author added or changed. `message`: what the author said in commits of its own.
+    paths of test files that the author added or changed. `message`: the messages of the author's
+    own commits.
     """
 
     seat: str

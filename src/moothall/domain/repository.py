@@ -28,7 +28,8 @@ class SetupStep:
 class BuildStep:
     """A command that builds what checks run, in `folder`, before each check that judges.
 
-    `sources` are patterns of what it compiles, from `folder`: without a change to one of them it is not run. None: always.
+    `sources` are patterns of the files it compiles, from `folder`: it is skipped unless one of them
+    changed. Empty: always run.
     """
 
     argv: tuple[str, ...]
@@ -50,8 +51,9 @@ class Profile:
     `steps` is a detected `setup` with its folders and ways out. `needs` says which toolchains it wants: language → versions,
     in the words of the project (python: a version specifier; node: a semver range; go: the least version; rust: a channel).
     `depends` maps a project's folder to the folders of those that it is built on; `notes` are said when the base is prepared.
-    With `history` set-up sees a `.git` of the commit and its nearest tag. `builds` are run before a check, in order. `declared` are the
-    Python packages that any file names as a dependency, normalised.
+    With `history` set-up sees a `.git` of the commit and its nearest tag. `builds` are run before a
+    check, in order. `declared` are the normalised names of the Python packages that any file
+    declares as a dependency.
     """
 
     setup: tuple[tuple[str, ...], ...] = ()
@@ -130,9 +132,9 @@ class Prepared:
 class Patch:
     """What came out of a workspace: a commit in the trusted clone and its diff against the base.
 
-    `tests` are those changed paths that are test files; an empty `diff` means nothing changed. `message`: those of the commits that were
-    made in the workspace itself, oldest first; empty without any. `ignored` are new files that are left out, since the .gitignore
-    files of the workspace name them: path → the rule that does.
+    `tests` are those changed paths that are test files; an empty `diff` means nothing changed.
+    `message` joins the messages of commits made in the workspace, oldest first. `ignored` are new
+    files that are left out because of .gitignore: path → rule.
     """
 
     base_sha: str

@@ -18,7 +18,9 @@ from moothall.errors import InvalidRequest
 
 DEFAULT_SEATS = 3
 DocumentKind = Literal["", "plan", "coach"]
-"""A JSON document that answers a deliberation about text: the tasks of a story, or a story. Empty: plain text."""
+"""The answer about text as a JSON document: the tasks of a story, or a story. '': plain text."""
+FORGE = "forge"
+"""The origin of tasks that `moothall watch` submits."""
 VALIDATION = "validation"
 """What a deliberation's own checks are called: validation-1, validation-2, …"""
 _COMMAND_CHARS = 4000
@@ -103,8 +105,9 @@ class DeliberationRequest:
     `about_text`: not even on the default repository. `model`: of the settings, by name or tier. `merge`: commits that are to be brought together; no model is asked.
     `checks`: commands beside the repository's own checks; `tools`: of the role's, the seats may use these alone. `follows`: the task whose
     conversation goes on, on the files as it left them where no repository is named. `fork`: another run of a task from one of its
-    turns; all but `task_id` and `seed` is as it was there. `agent`: it is a run of this one. `document`: what an answer about text is.
-    `records_calls`: turns record the arguments and results of their tool calls.
+    turns; all but `task_id` and `seed` is as it was there. `agent`: it is a run of this one.
+    `document`: the kind of the answer. `records_calls`: turns record the arguments and results of
+    their tool calls.
     """
 
     description: str
@@ -148,8 +151,9 @@ class Deliberation:
     default), `seat_models` those of seats that have another. `checks` are judged beside the repository's own (name → argv), `tools` what
     the role's grant is narrowed to, where there are any. `follows` is the key of the task before it in a conversation, whose questions and
     answers are in `context`; `fork` the recorded turns with which its one seat begins.
-    `agent`: of a file, of which it is a run. `elsewhere`: the endpoints of seats whose agents are asked elsewhere. `document`: what an
-    answer about text is. `records_calls`: turns record the arguments and results of their tool calls.
+    `agent`: of a file, of which it is a run. `elsewhere`: the endpoints of seats whose agents are
+    asked elsewhere. `document`: the kind of the answer. `records_calls`: turns record the arguments
+    and results of their tool calls.
     """
 
     task_id: str

@@ -1,4 +1,5 @@
-"""Whose a host is: it ends with the house that started it and with its raylet, and the next house ends what is left of an older one.
+"""The owner of a host: a host ends with the server that started it and with its raylet, and the
+next server ends hosts that are left.
 
 A host in a process of its own says in a file of the data directory who it is, and then looks whether its house still lives: one that comes too late
 for the next house's look finds its own house dead. Processes are known by pid and start, so that nobody else is ever ended.
@@ -56,7 +57,7 @@ def this_process() -> Process:
 
 
 def process_of(pid: int) -> Process:
-    """Return the process of this machine with this pid; it does not live if it has ended, or is a zombie."""
+    """Return the process of this machine with this pid, which may have ended."""
     return Process(pid, _start_time(pid), _place())
 
 
@@ -118,9 +119,9 @@ def _wait(process: Process, handle: int | None, seconds: float | None = None) ->
 
 
 def end_with(other: Process) -> None:
-    """Kill this process when another one of this machine ends or becomes a zombie, or has done so already.
+    """Kill this process once another one of this machine has ended or become a zombie.
 
-    In a thread: a busy event loop must not keep this process alive.
+    A thread watches it, since a busy event loop must not keep this process alive.
     """
 
     def watch() -> None:

@@ -1,7 +1,7 @@
-"""Whether a Ray cluster takes drivers without its token, and whether ours may be used then.
+"""Check whether a Ray cluster accepts drivers without a token.
 
-Whoever can start a driver on a cluster runs code as its nodes do, and reads what actors are given: the credentials of the
-bus and the model and the keys that hosts sign with.
+Anyone who can start a driver on a cluster runs code as its nodes do and reads the arguments of
+actors: the credentials of the bus and the model, and the keys that hosts sign with.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Access(StrEnum):
 
 
 async def probe_access(address: str) -> tuple[Access, str]:
-    """Return who may start a driver on the cluster at `address` (HOST:PORT), and the reason if that is not known."""
+    """Return who may start a driver on the cluster at HOST:PORT, with a reason for UNKNOWN."""
     async with grpc.aio.insecure_channel(address) as channel:
         try:
             ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_METHOD)
@@ -45,13 +45,13 @@ async def probe_access(address: str) -> tuple[Access, str]:
             if error.code() in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}:
                 return Access.RESTRICTED, ""
             if os.environ.get("RAY_USE_TLS", "0").lower() in {"1", "true"}:
-                return Access.RESTRICTED, ""  # a driver needs a certificate, and gets no answer in plain text
+                return Access.RESTRICTED, ""  # a driver needs a certificate, which we did not show
             return Access.UNKNOWN, f"{error.code().name}: {error.details() or 'no reason given'}"
     return Access.OPEN, ""
 
 
 async def check_access(settings: RaySettings, address: str) -> None:
-    """Raise `ConfigurationError` unless the cluster at `address` restricts drivers, or `ray.allow_no_token` accepts that it does not."""
+    """Raise `ConfigurationError` for a cluster without a token, unless `ray.allow_no_token`."""
     access, reason = await probe_access(address)
     if access is Access.RESTRICTED:
         return
@@ -62,7 +62,7 @@ async def check_access(settings: RaySettings, address: str) -> None:
 
 
 async def explain_refusal(address: str) -> str:
-    """Return what to do if a cluster with a token refused us; empty if there is none at `address`."""
+    """Return the next step if a cluster refused us without its token; '' for other reasons."""
     access, _ = await probe_access(address)
     return ". It wants its token: set RAY_AUTH_TOKEN as its nodes have it" if access is Access.RESTRICTED else ""
 
@@ -74,4 +74,4 @@ def describe(access: Access, address: str, reason: str = "") -> str:
             return f"the Ray cluster at {address} takes no driver without its token"
         case Access.OPEN:
             return f"the Ray cluster at {address} takes drivers without a token"
-    return f"whether the Ray cluster at {address} takes drivers without a token is not known ({reason})"
+    return f"it is not known whether the Ray cluster at {address} takes drivers without a token ({reason})"

@@ -32,8 +32,8 @@ os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a loaded machine
 # Idle workers cost a process each, and two seconds of a core at the start; our hosts are the only actors.
 os.environ.setdefault("RAY_enable_worker_prestart", "0")
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():  # Ray shows no token at an address unless the mode says so too
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
+if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # without it, Ray sends no token
 
 import ray
 import ray.exceptions
@@ -46,8 +46,8 @@ _WITHOUT_METRICS = {
     "AUTOSCALER_METRIC_PORT": "-1",
     "DASHBOARD_METRIC_PORT": "-1",
 }
-"""Keeps Ray's processes from serving metrics: they ask nobody for the token. Ray has no switch for the last two; an impossible port is
-logged, and nothing listens.
+"""Keeps Ray's processes from serving metrics, which they do without the token. Ray has no switch
+for the last two; with an impossible port nothing listens, and Ray logs an error.
 """
 log = get_logger(__name__)
 
@@ -84,7 +84,10 @@ class HostActor:
 
 
 def _end_with_raylet() -> None:
-    """End this worker with its raylet. Ray's own check takes a raylet that nobody has reaped for alive, and starts the actor elsewhere."""
+    """End this worker with its raylet.
+
+    Ray's own check misses a raylet that is a zombie, and Ray restarts the actor on another node.
+    """
     if raylet := os.environ.get("RAY_RAYLET_PID"):
         end_with(process_of(int(raylet)))
 
@@ -117,9 +120,10 @@ async def _answers(host: Any) -> bool:
 
 @asynccontextmanager
 async def hosting(settings: RaySettings, main: HostMain, ready_seconds: float = 120.0) -> AsyncIterator[Alive]:
-    """Yield what tells of the hosts, once all are pulling work; they are gone at the end. Needs `cluster`.
+    """Start the hosts, wait until all pull work, and yield a function that counts them.
 
-    With `ray.hosts` = 0 there is one on each node that offers a processor, those that join later included.
+    They end with the context. Needs `cluster`. With `ray.hosts` = 0 each node that offers a
+    processor gets a host, nodes that join later included.
     """
     nodes = await _spread(settings)
     if not settings.hosts:
@@ -160,9 +164,10 @@ async def _one_on_each(nodes: Sequence[str], main: HostMain, ready_seconds: floa
 
 
 class NodeHosts:
-    """One host on each node that offers a processor. `make` starts one, given its name and its node.
+    """One host on each node that offers a processor. `make` starts one by its name and node.
 
-    A node whose host ends with an error gets no other one; where no host is left, that error ends the whole process.
+    A node whose host ends with an error gets no further one; if no host is left, that error ends
+    the process.
     """
 
     def __init__(self, make: Callable[..., Any]) -> None:
@@ -179,11 +184,11 @@ class NodeHosts:
 
     @property
     def runs(self) -> list[Any]:
-        """What waits for their ends."""
+        """Their `run` calls."""
         return [run for _, run in self._hosts.values()]
 
     async def count_answering(self) -> tuple[int, int]:
-        """Return how many pull work, and how many there should be: one at least."""
+        """Return how many pull work, and how many there should be: at least one."""
         answering, wanted = await _count_answering(self.actors) if self._hosts else (0, 0)
         return answering, max(1, wanted)
 
@@ -230,7 +235,10 @@ class NodeHosts:
 
 
 def _list_nodes(address: str) -> Collection[str]:
-    """Return the ids of the nodes that live and offer a processor. See `_while_joined` for why this is a new connection."""
+    """Return the ids of the nodes that live and offer a processor.
+
+    It opens a new connection for the reason in `_while_joined`.
+    """
     nodes = GcsClient(address=address).get_all_node_info(timeout=_ANSWER_SECONDS)
     return {name.hex() for name, node in nodes.items() if node.state == _ALIVE and node.resources_total.get("CPU")}
 
@@ -258,7 +266,7 @@ async def _while_joined() -> None:
 
 
 async def _all_ready(hosts: list[Any], seconds: float, *, some: bool = False) -> None:
-    """Wait until hosts pull work. `some`: those that end meanwhile are not waited for."""
+    """Wait until hosts pull work. `some`: ignore those that end meanwhile."""
     try:
         async with asyncio.timeout(seconds):
             asked = (host.ready.options(max_task_retries=0).remote() for host in hosts)
@@ -293,7 +301,7 @@ async def _spread(settings: RaySettings) -> list[str]:
 
 
 def _make_host(name: str, main: HostMain, node: str, *, stays: bool = False) -> Any:
-    """Start a host on a node. `stays`: it is never put on another one."""
+    """Start a host on a node. `stays`: Ray never moves it to another one."""
     actor = ray.remote(HostActor).options(
         # A host waits more than it computes, and takes no core from anybody's plan; of what asks for nothing, Ray counts nothing.
         num_cpus=0.001,
@@ -310,7 +318,8 @@ def _make_host(name: str, main: HostMain, node: str, *, stays: bool = False) -> 
 async def cluster(settings: RaySettings) -> AsyncIterator[None]:
     """A connection to the configured cluster, or a Ray of our own on loopback that ends with it.
 
-    Raises `ConfigurationError` for a cluster that cannot be reached, `FleetUnavailable` if our own does not start.
+    Raises `ConfigurationError` for a cluster that cannot be reached, `FleetUnavailable` if our own
+    does not start.
     """
     if settings.address is not None:
         async with _connection(f"at {settings.address}", {"address": settings.address}):
@@ -363,8 +372,8 @@ async def _connection(where: str, options: dict[str, Any]) -> AsyncIterator[None
         await asyncio.to_thread(ray.shutdown)
         raise
     except Exception as error:
-        if options["address"] == "local":  # Ray raises any class, and the bare one for a node that is late on a loaded machine
-            await asyncio.to_thread(ray.shutdown)  # what has started of it
+        if options["address"] == "local":  # Ray raises any class, `Exception` for a late node
+            await asyncio.to_thread(ray.shutdown)  # stop the parts that have started
             raise FleetUnavailable(f"Ray did not start {where}: {one_line(str(error))}") from error
         known = isinstance(error, ConnectionError | ray.exceptions.RayError | RuntimeError | ValueError)
         if not known and type(error) is not Exception:

@@ -21,8 +21,11 @@ _TITLE = b"ray::"
 
 
 def find_processes(directory: str) -> Iterator[int]:
-    """Yield the other processes whose command line or environment names the directory, and Ray's own that have a file of it open:
-    they write a title over what they name. The owner has files open there too, and so may a person who reads a log.
+    """Yield the other processes whose command line or environment names the directory.
+
+    Ray's own processes overwrite both with a title, so they are also found by a file they have open
+    there. For others that is not enough: the owner has files open there too, and so may a person
+    who reads a log.
     """
     for folder in Path("/proc").glob("[0-9]*"):
         pid = int(folder.name)

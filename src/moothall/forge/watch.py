@@ -18,7 +18,7 @@ from moothall.config import ForgeSettings as Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
 from moothall.domain.outcome import Outcome
-from moothall.domain.task import DeliberationRequest, RepositoryRef
+from moothall.domain.task import FORGE, DeliberationRequest, RepositoryRef
 from moothall.errors import AlreadyExists, MoothallError, NotFound, Temporary
 from moothall.forge import texts
 from moothall.forge.client import ForgeClient, Issue, Post, PullRequest
@@ -183,7 +183,7 @@ class Watch:
     ) -> DeliberationRequest:
         """Return what a council is asked: on the newest commit, or on `base`, and after the last answered task that the log still knows."""
         on = RepositoryRef(id=self._repositories[repository], ref=base)
-        request = DeliberationRequest(words, "DEV", task_id, repository=on, origin="forge")
+        request = DeliberationRequest(words, "DEV", task_id, repository=on, origin=FORGE)
         for before in reversed(done):
             try:
                 known = await self._desk.result(before, LOCAL)

@@ -35,7 +35,7 @@ def _on_told(t: Telling) -> None:
 
 
 def _tell_story(t: Telling) -> bool:
-    """Write what an event says of a story; what it leaves out stays as it was. Return whether it says anything."""
+    """Write the fields of a story that an event has; the others stay. Return whether it has any."""
     repository = t.data.get("repository")
     where = (
         text_of(repository.get("id")) or text_of(repository.get("url"))
@@ -56,7 +56,7 @@ def _tell_story(t: Telling) -> bool:
 
 
 def _words(value: object) -> str:
-    """Return a text; an empty one for blanks alone, which say nothing."""
+    """Return a text, '' if it is blank."""
     text = text_of(value)
     return text if text.strip() else ""
 
@@ -67,7 +67,7 @@ def _on_moved(t: Telling) -> None:
     t.writes.tell(step, "made", t.by, event=t.data.get("event"), actor=t.data.get("actor"), made_at=t.time, **states)
     t.writes.tell(t.story, "moved", t.by, state=t.data.get("to_state"), moved_at=t.time)
     t.writes.relate(t.story, "MOVED_BY", step)
-    if _tell_story(t):  # a story that is planned outside is told with its move
+    if _tell_story(t):  # the move of a story that is planned outside has its fields
         t.writes.tell(t.story, "told", t.by, told_at=t.time)
 
 

@@ -73,7 +73,7 @@ _LABELS = (
         "what the product owner asks for",
         "story id",
         (
-            # A group each: an event may tell some of these, and says nothing of the others.
+            # A group each: an event may have some of these fields and leave the others as they are.
             Group("titled", _words("text", "headline"), latest=True),
             Group("briefed", _words("text", "brief"), latest=True),
             Group("required", _words("texts", "criteria"), latest=True),

@@ -61,8 +61,9 @@ class Breakers:
     @contextmanager
     def watching(self, key: Key, spec: ToolSpec, *, has_full_time: bool = True) -> Iterator[Told]:
         """Let a call through, and hear by what is yielded how it ended. Where nothing is said it counts as a failure if it
-        raised an `Exception`, and not at all if it was stopped or cancelled. A timeout does not count without
-        `has_full_time`: the caller's deadline was shorter than the tool's own limit. Raises `Stopped` while the circuit is open.
+        raised an `Exception`, and not at all if it was stopped or cancelled. Without
+        `has_full_time` the caller's deadline is shorter than the tool's own limit, and a timeout
+        does not count. Raises `Stopped` while the circuit is open.
         """
         circuit, probe = self._enter(key, spec)
         said = False

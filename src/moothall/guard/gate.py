@@ -207,7 +207,7 @@ class Gate:
         deadline = datetime.now(UTC) + timedelta(seconds=held)
         loop = asyncio.get_running_loop()
         end = loop.time() + held + self._limits.grace_seconds
-        # A command may wait for its turn until the caller's own deadline; its time begins when it runs.
+        # A command may wait for a slot until the caller's deadline; its time begins when it runs.
         most = max(held, seconds_until(min(call.deadline, seat.deadline))) + self._limits.grace_seconds
         inner = ToolCall(call.request_id, call.tool, checked.arguments, deadline)
         toolkit = self._rules.toolkits.get(checked.spec.category)

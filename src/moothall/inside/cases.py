@@ -97,7 +97,9 @@ class Cases:
 
 
 def _clip(text: str, room: int) -> str:
-    """Return at most `room` characters of a text: the error is at its beginning or at its end, as the language has it."""
+    """Return at most `room` characters: the beginning and the end, since runners print the error at
+    either.
+    """
     return text if len(text) <= room else (text[: room // 3] + text[len(text) - room + room // 3 :])
 
 

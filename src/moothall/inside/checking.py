@@ -70,8 +70,10 @@ class Checking:
         return self._stream.end()
 
     def check_stuck(self, contended: float) -> str:
-        """Say whether the cases hang: the first was told of, and then nothing for too long. Go has a limit of its own. `contended`: the
-        seconds so far in which the command waited for a core.
+        """Return a status if the cases hang: none has been reported for too long since the first.
+        Go has its own limit.
+
+        contended: seconds so far in which the command waited for a core.
         """
         now = time.monotonic()
         if not self._seconds or now < self._looked + _LOOK_SECONDS or self._argv[:1] == ("go",):
@@ -208,7 +210,7 @@ def _steering_file(top: str, since: float) -> str:
 
 
 def _written_file(top: str, since: float) -> str:
-    """Return the first file below `top` that was written since, '' where there is none."""
+    """Return the first file below `top` that was written after `since`, or ''."""
     for at, _, names in os.walk(top):
         for name in names:
             path = os.path.join(at, name)  # noqa: PTH118 - as above

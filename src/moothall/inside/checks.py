@@ -19,8 +19,8 @@ MISSING = "missing"
 PLUGINS = "/opt/moothall/plugins"
 """Where our reporters lie in a sandbox."""
 SITE = "/tmp/moothall-site"  # noqa: S108 - inside the sandbox
-"""Where a build installs a package that lies in no folder of the repository: on the path of Python, before the environment, of
-a project whose build names it."""
+"""Where a build installs a package that cannot be built in place. If a project's build names this
+folder, it comes before the environment on the path of Python."""
 INSTEAD = ".moothall-instead"
 """The folder of test files that take the place of others where they are run, and not on the disk: see `plugins/moothall_instead.py`, and
 `built` for what is compiled."""
@@ -59,7 +59,7 @@ def _is_unittest(argv: Sequence[str]) -> bool:
 
 
 def _django(argv: Sequence[str]) -> int:
-    """Return where a command says that Django's or a script's own runner of unittest runs, -1 where it does not."""
+    """Return the index of the word that starts Django's test runner or a runtests.py, or -1."""
     words = tuple(argv[:8])
     for at, word in enumerate(words):
         if word == _SCRIPT:
@@ -173,7 +173,7 @@ def _unittest(argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str])
 
 
 def _own_runner(argv: tuple[str, ...], at: int, paths: Sequence[str], cases: Sequence[str]) -> tuple[str, ...]:
-    """Start a script that runs unittest's runner by our own module, so that it tells its cases."""
+    """Start a script that runs unittest's runner through our module, which reports the cases."""
     script = argv[at:]
     if _program(argv[at]).startswith("django-admin"):
         script = ("-m", "django", *argv[at + 1 :])
@@ -249,7 +249,8 @@ def variables(
         "PYTEST_ADDOPTS": " ".join(pytest),
         "PYTEST_PLUGINS": "moothall_pytest",  # also where a command sets PYTEST_ADDOPTS itself
         "NODE_OPTIONS": f"--require={plugins}/moothall_node.cjs",
-        "MOOTHALL_NODE": f"--require={plugins}/moothall_node.cjs",  # for `plugins/bin/node`, where a script sets NODE_OPTIONS itself
+        # For `plugins/bin/node`: a script may set NODE_OPTIONS itself.
+        "MOOTHALL_NODE": f"--require={plugins}/moothall_node.cjs",
         "GOFLAGS": "-count=1",  # what was green is run, not remembered
         "RUFF_OUTPUT_FORMAT": "concise",
     }
@@ -265,7 +266,9 @@ def variables(
 
 
 def with_reporters_path(path: str, plugins: str = PLUGINS) -> str:
-    """Return a PATH on which our `node`, which keeps the reporter, comes before the one that is there; without one, as it is."""
+    """Return a PATH on which our `node`, which keeps the reporter, comes first; unchanged if there
+    is no `node`.
+    """
     there = any(os.access(f"{folder}/node", os.X_OK) for folder in path.split(os.pathsep))
     return f"{plugins}/bin{os.pathsep}{path}" if there else path
 

@@ -38,7 +38,7 @@ _LINGER_SECONDS, _LINGER_STEP_MS = 0.5, 20
 _NAMED = 5
 _STILL_SECONDS = 2.0  # that the watch wakes late
 _NEVER = float("inf")
-_BY_SHELL = 128  # a shell ends with this and the number of the signal that ended its command
+_BY_SHELL = 128  # a shell's exit code is this plus the signal that ended its command
 
 # Texts: compiling them costs start time, and only a command that fails needs them.
 _HINTS = (
@@ -54,8 +54,9 @@ _HINTS = (
 
 # No dataclasses here: what makes them costs the executor more time at its start than all of its own code.
 class Walls:
-    """Limits of one command; `in_cgroup`: the kernel sees to its memory; `any_output`: it may print what it likes, and only what is kept is
-    bounded. Time in which it wants a core and the machine has too few does not count in `wall_seconds`; after `most_seconds` it ends in any case.
+    """Limits of one command; `in_cgroup`: the kernel sees to its memory; `any_output`: output is
+    unlimited, and only the kept part is bounded. Time spent waiting for a core does not count in
+    `wall_seconds`; `most_seconds` is the hard limit.
     """
 
     __slots__ = (
@@ -286,7 +287,7 @@ class _Watch:
         more = min(owed, self._last - self._deadline)
         if self._side or more < _SAMPLE_SECONDS:
             if owed < _SAMPLE_SECONDS:
-                self.contended = 0.0  # it had its time: whatever it waited for is made good
+                self.contended = 0.0  # all waiting was given back, so it had its full time
             return False
         self._forgiven = self.contended
         self._deadline += more
@@ -386,7 +387,9 @@ def _broken_limit(seen: Seen, walls: Walls) -> str:
 
 
 def explain_end(code: int, output: bytes, seen: Seen, walls: Walls, cpu: float) -> str:
-    """Return the status of a command that ended by itself: the limit that ended it, or 'success', also for an exit code of its own."""
+    """Return the status of a command that ended by itself: the limit that it hit, or 'success'
+    whatever its exit code.
+    """
     if code == -signal.SIGXCPU or (code == -signal.SIGKILL and cpu >= walls.cpu_seconds):
         return "cpu"
     if code in {-signal.SIGXFSZ, _BY_SHELL + signal.SIGXFSZ}:

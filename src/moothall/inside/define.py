@@ -32,7 +32,7 @@ class Definition:
 def define(text: str, language: str, name: str, content: str) -> Definition:
     """Return `text` with the definition of `name` being `content`. Raises `ToolFailure` where that is not clear or breaks it."""
     mark = _MARK if text.startswith(_MARK) else ""
-    data = text.removeprefix(_MARK).encode("utf-8")
+    data = text.removeprefix(_MARK).encode("utf-8", "surrogateescape")
     own = content.removeprefix(_MARK).replace("\r\n", "\n").strip("\n").rstrip().encode("utf-8", "replace")
     if not own.strip():
         raise ToolFailure("content is empty; send the whole definition", "invalid")
@@ -50,7 +50,7 @@ def define(text: str, language: str, name: str, content: str) -> Definition:
         refusal = _what_is_wrong(root, data, made, data[:start].count(b"\n"), wanted)
         if not refusal:
             first = made[: start + len(before)].count(b"\n") + 1
-            return Definition(mark + made.decode(), old is not None, first, first + body.count(b"\n"))
+            return Definition(mark + made.decode("utf-8", "surrogateescape"), old is not None, first, first + body.count(b"\n"))
     raise ToolFailure(refusal)
 
 

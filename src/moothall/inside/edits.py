@@ -25,7 +25,7 @@ _ALIKE = 0.6
 
 
 def edit(root: int, args: Mapping[str, Any], limits: TextLimits) -> dict[str, Any]:
-    """Replace `old`, which must occur exactly `count` times."""
+    """Replace `old`, which must occur exactly `count` times; 0: all of it, wherever it occurs."""
     path = clean_for_writing(args["path"])
     text, encoding = read_encoded(root, path, limits)
     made, replaced = replace(path, text, args["old"], args["new"], args.get("count", 1))
@@ -34,12 +34,16 @@ def edit(root: int, args: Mapping[str, Any], limits: TextLimits) -> dict[str, An
 
 
 def replace(path: str, text: str, old: str, new: str, count: int = 1) -> tuple[str, int]:
-    """Return the text with `old` replaced by `new`, and in how many places. Line ends stay those of the file. Raises `ToolFailure`."""
+    """Return the text with `old` replaced by `new`, and the number of places. The file's line ends
+    are kept.
+
+    Raises `ToolFailure`.
+    """
     if not old:
         raise ToolFailure("old is empty; use files.append or files.write to add text", "invalid")
     for spelled in dict.fromkeys((old, with_ends(old, line_end(text)), with_ends(old, "\n"), with_ends(old, "\r\n"))):
         if found := text.count(spelled):
-            if found != count:
+            if count and found != count:
                 lines = [text.count("\n", 0, place) + 1 for place in _places(text, spelled)]
                 raise ToolFailure(_wrong_count(path, lines, found, count))
             return _replace_exactly(text, spelled, new), found
@@ -49,15 +53,15 @@ def replace(path: str, text: str, old: str, new: str, count: int = 1) -> tuple[s
     spots = _same_but_for_spaces(rows, wanted)
     if not spots:
         raise ToolFailure(_nearest(path, rows, wanted))
-    if len(spots) != count:
+    if count and len(spots) != count:
         raise ToolFailure(_wrong_count(path, [at + 1 for at in spots], len(spots), count))
     for at in reversed(spots):
-        rows[at : at + len(wanted)] = _fit(rows[at : at + len(wanted)], wanted, new)
+        rows[at : at + len(wanted)] = _fit(rows[at : at + len(wanted)], wanted, new, line_end(text))
     return "".join(rows), len(spots)
 
 
 def _replace_exactly(text: str, old: str, new: str) -> str:
-    """Replace every `old`; the lines of `new` end as the line in whose place they come."""
+    """Replace every `old`; the lines of `new` get the line end of the line that they replace."""
     usual = line_end(text)
     parts = text.split(old)
     made = [parts[0]]
@@ -131,12 +135,15 @@ def _shift(rows: Sequence[str], wanted: Sequence[str]) -> tuple[str, str] | None
     return None
 
 
-def _fit(rows: Sequence[str], wanted: Sequence[str], new: str) -> list[str]:
-    """Return the new lines with the indentation and the line ends of those in whose place they come."""
+def _fit(rows: Sequence[str], wanted: Sequence[str], new: str, usual: str) -> list[str]:
+    """Return the new lines with the indentation and the line ends of those that they replace.
+
+    usual: the file's line end.
+    """
     shift = _shift(rows, wanted)
     assert shift is not None  # noqa: S101 - only such spots were found
     here, there = shift
-    end = line_end(rows[0]) or "\n"
+    end = line_end(rows[0]) or usual or "\n"
     fresh = new.replace("\r\n", "\n").strip("\n").split("\n") if new.strip() else []
     made = [(there + row[len(here) :] if row.startswith(here) else row) if row.strip() else "" for row in fresh]
     last = rows[-1][len(rows[-1].rstrip("\r\n")) :]

@@ -8,8 +8,9 @@ if TYPE_CHECKING:
 
 
 class CommandEnd:
-    """`status` is a tool status; `output` is head and tail of what was printed; `total` all its bytes; `contended` the
-    seconds in which it wanted a core and the machine had too few. `left` names the processes that were ended with it.
+    """`status` is a tool status; `output` is head and tail of what was printed; `total` all its
+    bytes; `contended` the seconds spent waiting for a core. `left` names the processes that were
+    ended with it.
     """
 
     __slots__ = ("contended", "cpu_ms", "exit_code", "left", "max_rss_bytes", "output", "seconds", "status", "total")

@@ -42,7 +42,9 @@ _HIDDEN = frozenset({".git", "__pycache__", ".pytest_cache", "node_modules", ".v
 
 
 def read(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
-    """`content` is lines `start` to `start + lines - 1`, as they are in the file. `encoding` is there where it is not plain UTF-8."""
+    """`content` is lines `start` to `start + lines - 1`, unchanged. `encoding` is set if it is not
+    plain UTF-8.
+    """
     path = clean(args["path"])
     text, encoding = read_encoded(root, path, limits)
     rows = rows_of(text)
@@ -62,19 +64,23 @@ def read(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
 
 
 def write(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
-    """Replace or make a file, with its folders. A text that is there already keeps its encoding and its line ends."""
+    """Replace or create a file, with its folders. An existing text keeps its encoding and its line
+    ends.
+    """
     path = clean_for_writing(args["path"])
     content = args["content"]
     try:
         before, encoding = read_encoded(root, path, limits)
     except ToolFailure:
-        before, encoding = "", UTF_8  # not there, or no text
+        before, encoding = "", UTF_8  # absent, or not a text
     content = with_ends(content, line_end(before))
     return {"path": path, "bytes": write_text(root, path, content, limits, encoding=encoding)}
 
 
 def append(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
-    """Add at the end, with the line ends of the file. One that ends within a line gets a newline first: a new line was meant."""
+    """Append, with the file's line ends. If the last line has no end, a newline comes first: a new
+    line was meant.
+    """
     path = clean_for_writing(args["path"])
     content = args["content"]
     before, encoding = _text_before(root, path, limits)
@@ -85,7 +91,7 @@ def append(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
 
 
 def _text_before(root: int, path: str, limits: TextLimits) -> tuple[str, Encoding]:
-    """Return a file's text and encoding, '' where there is no file yet."""
+    """Return a file's text and encoding; '' and UTF-8 if there is no file yet."""
     try:
         return read_encoded(root, path, limits)
     except ToolFailure as missing:

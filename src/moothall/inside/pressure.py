@@ -1,4 +1,6 @@
-"""How long processes of this machine waited for a core. Standard library only: part of the executor."""
+"""How long processes of this machine waited for a core. Standard library only: part of the
+executor.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,10 @@ import os
 import time
 
 GENEROUS = 3
-"""How many times its limit a check may take on a machine that is too busy to run it."""
+"""How many times its limit a check may take on a busy machine."""
 BUSY = " while the machine was busy"
-"""What is said of a limit of time that was hit before the time was had. See `plugins/moothall_clock.py`, too."""
+"""Marks a time limit that was hit because the machine was busy. `plugins/moothall_clock.py` has the
+same words."""
 _FILE = "/proc/pressure/cpu"
 
 
@@ -20,7 +23,9 @@ class Contention:
         self._begun, self._before = time.monotonic(), _read_total(file)
 
     def seconds(self) -> float:
-        """Return it. A kernel that does not count it has a load: above the number of cores it stands for all of the time."""
+        """Return the seconds. If the kernel does not count them, a load above the number of cores
+        counts as all of the time.
+        """
         passed, total = time.monotonic() - self._begun, _read_total(self._file)
         if total is None or self._before is None:
             return passed if os.getloadavg()[0] > len(os.sched_getaffinity(0)) else 0.0

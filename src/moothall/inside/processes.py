@@ -20,7 +20,7 @@ class Seen:
     def __init__(self) -> None:
         self.processes = self.memory = 0
         self.cpu_seconds = 0.0
-        self.runnable = True  # until it was looked: whether one of them wanted a core at the last look
+        self.runnable = True  # whether one of them wanted a core in the last sample
 
 
 def kill_all() -> None:
@@ -43,8 +43,8 @@ def others() -> list[str]:
 
 
 def running_commands() -> list[str]:
-    """Return the beginnings of the command lines of the processes here that have not ended."""
-    found = []
+    """Return the beginnings of the command lines of the processes here that have not ended, each once."""
+    found: dict[str, None] = {}
     for pid in others():
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - as below
@@ -54,8 +54,10 @@ def running_commands() -> list[str]:
         except OSError:
             continue
         if not ended:
-            found.append(" ".join(words).strip() or f"process {pid}")
-    return found
+            # A part of the shell has the command line of the whole, which names nothing.
+            of_shell = any(word.startswith("moothall_session=") for word in words)
+            found["bash, a part of the command" if of_shell else " ".join(words).strip() or f"process {pid}"] = None
+    return list(found)
 
 
 def sample(seen: Seen) -> None:
@@ -80,7 +82,7 @@ def sample(seen: Seen) -> None:
 
 
 def _a_thread_runs(pid: str) -> bool:
-    """Whether a thread of a process runs, or would with a core."""
+    """Whether a thread of a process is runnable."""
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - as above
             with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:  # noqa: PTH123 - as above

@@ -119,7 +119,7 @@ def _read(
         if size > left or not size:
             continue
         try:
-            data = read_text(root, path, limits).encode()
+            data = read_text(root, path, limits).encode("utf-8", "surrogateescape")
         except ToolFailure:
             continue
         if len(data) > _LONG_LINES * (data.count(b"\n") + 1):

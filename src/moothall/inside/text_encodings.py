@@ -1,6 +1,7 @@
-"""The encoding and the line ends of a text file, found from its bytes, so that an edit keeps both. Standard library only.
+"""Detection of a text file's encoding and line ends, so that an edit keeps both. Standard library
+only.
 
-Every encoding that is found here gives the same bytes back: decoding and encoding again changes nothing.
+Every detected encoding round-trips: decoding and encoding again gives the same bytes.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-# Text codecs of which neither decoding nor encoding takes more than the bytes' own time.
+# Text codecs that decode and encode in linear time.
 _TEXT_CODECS = (
     r"(?:ascii|utf-(?:8|16|32)(?:-[lb]e)?|iso8859-\d+|latin-1|cp\d+|koi8-[rut]|mac-\w+|kz1048|ptcp154|hp-roman8"
     r"|shift_jis(?:x0213|_2004)?|euc_(?:jp|jis_2004|jisx0213|kr)|gb2312|gbk|gb18030|big5(?:hkscs)?|johab|tis-620)"
 )
-# Where a file says its own encoding: PEP 263 and editors' lines at the top, XML, HTML and CSS.
+# Declarations of the encoding: PEP 263 and editors' lines at the top, XML, HTML and CSS.
 _DECLARED = (
     rb"\A(?:[^\n]*\n)?[^\n]{0,200}?coding[:=][ \t]*[\"']?([-\w.]+)",
     rb"<\?xml[^>]{0,200}\bencoding=[\"']([-\w.]+)",
@@ -33,7 +34,9 @@ _WIDE_SHARE = 0.6
 
 
 class Encoding:
-    """A codec, the byte order mark that the file begins with, and what becomes of bytes that the codec does not know."""
+    """A codec, the byte order mark at the beginning of the file, and the error handler for invalid
+    bytes.
+    """
 
     __slots__ = ("codec", "errors", "mark")
 
@@ -46,7 +49,7 @@ class Encoding:
     def name(self) -> str:
         """The name for people, such as `utf-16-le with a byte order mark`."""
         mark = " with a byte order mark" if self.mark else ""
-        return f"{self.codec}{mark}" if self.errors == "strict" else f"{self.codec} with bytes that are none"
+        return f"{self.codec}{mark}" if self.errors == "strict" else f"{self.codec} with invalid bytes"
 
     def decode(self, raw: bytes) -> str:
         """Return the text of a whole file. Raises `UnicodeDecodeError`."""
@@ -68,7 +71,8 @@ _BROKEN_UTF_8 = Encoding("utf-8", errors="surrogateescape")
 def find_encoding(raw: bytes) -> Encoding | None:
     """Return the encoding of a file, None if it is binary.
 
-    Without a mark or a declaration, what is not UTF-8 is a Western single-byte encoding, or UTF-8 if it is that for the most part.
+    Without a mark or a declaration, a file that is not UTF-8 is taken as mostly UTF-8 or as a
+    Western single-byte encoding.
     """
     for mark, codec in _MARKS:
         if raw.startswith(mark) and _fits(marked := Encoding(codec, mark), raw):
@@ -81,14 +85,8 @@ def find_encoding(raw: bytes) -> Encoding | None:
     return next((one for one in (UTF_8, *declared, *broken, Encoding("cp1252"), Encoding("latin-1")) if _fits(one, raw)), None)
 
 
-def decode(raw: bytes) -> str | None:
-    """Return the text of a file, None if it is binary."""
-    found = find_encoding(raw)
-    return found.decode(raw) if found else None
-
-
 def text_codec(name: str) -> str:
-    """Return Python's name of a text encoding, '' for one that is not known or not plain."""
+    """Return Python's name of a text encoding, or '' if it is not one of `_TEXT_CODECS`."""
     try:
         codec = codecs.lookup(name).name
     except LookupError:
@@ -97,7 +95,9 @@ def text_codec(name: str) -> str:
 
 
 def _fits(encoding: Encoding, raw: bytes) -> bool:
-    """Whether an encoding reads bytes as text and gives the same bytes back. UTF-8 may hold any character but NUL."""
+    """Whether an encoding reads bytes as text and round-trips. UTF-8 may hold any character but
+    NUL.
+    """
     try:
         text = encoding.decode(raw)
         return encoding.encode(text) == raw and "\0" not in text and (encoding is UTF_8 or not re.search(_BINARY, text))
@@ -112,7 +112,7 @@ def _is_mostly_utf_8(raw: bytes) -> bool:
 
 
 def _find_wide(raw: bytes) -> Encoding | None:
-    """Return UTF-16 without a mark if most characters are of the first 256."""
+    """Return UTF-16 without a mark if most characters are below U+0100."""
     half = len(raw) // 2
     for codec, high in (("utf-16-le", raw[1::2]), ("utf-16-be", raw[::2])):
         if len(raw) % 2 == 0 and high.count(0) > _WIDE_SHARE * half and _fits(wide := Encoding(codec), raw):
@@ -121,7 +121,7 @@ def _find_wide(raw: bytes) -> Encoding | None:
 
 
 def line_end(text: str) -> str:
-    r"""Return what most lines of a text end with: "\n", "\r\n" or "\r"; '' if no line ends."""
+    r"""Return the most frequent line end of a text: "\n", "\r\n" or "\r"; '' if it has none."""
     crlf = text.count("\r\n")
     ends = {"\n": text.count("\n") - crlf, "\r\n": crlf, "\r": text.count("\r") - crlf}
     if ends["\n"] or crlf:
@@ -131,5 +131,5 @@ def line_end(text: str) -> str:
 
 
 def with_ends(text: str, end: str) -> str:
-    """Return the text with `end` at the end of each line; as it is if `end` is empty."""
+    """Return the text with `end` at the end of each line; unchanged if `end` is empty."""
     return text.replace("\r\n", "\n").replace("\n", end) if end else text

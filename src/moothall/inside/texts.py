@@ -77,8 +77,9 @@ def write_text(
             said = f"content has half a surrogate pair at character {error.start}; send whole characters"
         else:
             said = (
-                f"{path!r} is in {encoding.codec}, which has no {content[error.start]!r} (character {error.start}): use characters that it "
-                "has, or delete the file and write it anew as UTF-8"
+                f"{path!r} is in {encoding.codec}, which has no {content[error.start]!r} "
+                f"(character {error.start}): use other characters, or delete the file and write it "
+                "anew as UTF-8"
             )
         raise ToolFailure(said, "invalid") from error
     return write_bytes(root, path, raw, limits, append=append)

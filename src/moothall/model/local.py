@@ -67,7 +67,7 @@ def _cores() -> int:
 
 
 def download_progress(tell: Callable[[str], None]) -> Callable[[int, int], None]:
-    """Turn bytes into a sentence at each tenth, forwards alone: another source begins anew, and pip moves what it has fetched."""
+    """Report each tenth of a download once, and never go back: another source starts from 0."""
     last = -_STEP
 
     def tell_percent(done: int, total: int) -> None:

@@ -213,6 +213,6 @@ async def listener(ours: socket.socket) -> socket.socket:
     if not descriptors:
         raise ConnectionError("the sandbox ended")
     listening = socket.socket(fileno=descriptors[0])
-    listening.set_inheritable(False)  # a received descriptor is inheritable, unlike one that Python opens
+    listening.set_inheritable(False)  # a received descriptor is inheritable
     listening.setblocking(False)
     return listening

@@ -236,7 +236,10 @@ class Board:
                 return await self.settle(enter(replace(card, seq=seq), after, told))
 
     async def check_move(self, story_id: str, event: Event) -> None:
-        """Raise why a recorded move of a story on the board did not count: what `decide` raises. Moves of other stories are only recorded."""
+        """Raise what `decide` raises if a recorded move of a story on the board did not count.
+
+        Moves of stories that are not on the board are only recorded.
+        """
         card = Card(Story(check_id(story_id, "story_id")))
         async for recorded in self._bus.replay((Channel.STORIES.of(key_of(story_id, event.tenant)),)):
             if recorded.event.id == event.id:

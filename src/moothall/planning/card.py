@@ -65,7 +65,7 @@ def fold(card: Card, recorded: Recorded, tenant: str) -> Card:
     stand = _stand(card, event)
     if stand.state != card.stand.state:
         return enter(card, stand, event)
-    begun = event.type is EventType.STORY_CREATED and event.data.get("rigor_level") in lifecycle().ready
+    begun = event.type is EventType.STORY_CREATED and str(event.data.get("rigor_level")) in lifecycle().ready
     card = replace(card, stand=stand, created=card.created or begun)
     if event.type is EventType.PLAN_DERIVED:
         return replace(card, plan=event, plans=card.plans + 1, ended=None, worn=False, remarks=())

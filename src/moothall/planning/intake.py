@@ -1,4 +1,4 @@
-"""Story events as anybody may publish them: checked before they count, so that none is ignored without a dead letter."""
+"""Check story events, which any program may publish. One that fails becomes a dead letter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TEXTS = ("title", "brief", "ref", "plan_id", "actor", "event", "from_state", "t
 
 
 def check_event(event: Event) -> str:
-    """Return the id of an event's story. Raises `InvalidRequest` that names the field that cannot be right."""
+    """Return the id of an event's story. Raises `InvalidRequest` naming the field that is wrong."""
     data = event.data
     story_id = data.get("story_id")
     if not isinstance(story_id, str):
@@ -46,7 +46,7 @@ def _check_fields(data: Mapping[str, object]) -> None:
         load(RepositoryRef, repository)
     elif not isinstance(repository, str):
         raise InvalidRequest("repository is neither a text nor an object with id, url and ref")
-    if rigor and rigor not in lifecycle().ready:
+    if rigor and str(rigor) not in lifecycle().ready:  # it may be of any type
         raise InvalidRequest(f"rigor_level is {str(rigor)[:40]!r}; it is one of {', '.join(lifecycle().ready)}")
     if not isinstance(data.get("metadata", {}), Mapping):
         raise InvalidRequest("metadata is not an object")

@@ -30,7 +30,10 @@ class Aim:
 
 
 async def ask(desk: Deliberations, request: DeliberationRequest, who: Principal) -> Outcome:
-    """Ask for a deliberation and wait for its end, through what is down for a while. One that cannot start is recorded as failed."""
+    """Submit a deliberation and wait for its end, retrying through outages.
+
+    Record one that cannot start as failed.
+    """
     while True:
         try:
             await desk.submit(request, who)
@@ -44,7 +47,7 @@ async def ask(desk: Deliberations, request: DeliberationRequest, who: Principal)
 
 
 async def refuse(desk: Deliberations, request: DeliberationRequest, reason: Permanent, who: Principal) -> None:
-    """Record why a task cannot start, through what is down for a while."""
+    """Record why a task cannot start, retrying through outages."""
     while True:
         try:
             return await desk.refuse(request, reason, who)

@@ -44,7 +44,7 @@ Check = Callable[[DeliberationRequest, Principal], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """The plan of a story that moved to planning, before it is recorded. `known`: it was recorded before."""
+    """The plan of a story that moved to planning. `known`: it is already recorded."""
 
     story: Story
     plan_id: str
@@ -53,7 +53,7 @@ class _Draft:
 
 
 class Planner:
-    """Plans of stories. `check` says whether a council could start on a task; without it, nobody asks."""
+    """Plans of stories. `check` raises if a council could not start on a task."""
 
     def __init__(self, bus: Log, limits: LimitSettings, check: Check | None = None) -> None:
         self._bus = bus
@@ -67,8 +67,8 @@ class Planner:
     async def process(self, told: PlanningEvent, who: Principal) -> Processed:
         """Record what happened to a story. One that moved to planning gets its tasks, which councils then take up.
 
-        The same event again gives the same answer. Where no council could start on a task, nothing is recorded, and the answer says
-        why. Raises `InvalidRequest` naming what is wrong.
+        The same event again gives the same answer. If a task could not start, nothing is recorded,
+        and the answer says why. Raises `InvalidRequest` naming what is wrong.
         """
         event = self._event_of(told, who)
         card = await self._board.find(told.case_id, who)
@@ -118,21 +118,21 @@ class Planner:
         await self._check_draft(_Draft(story, plan_id, derivation), who)
         return await self._record(story, derivation, plan_id, who)
 
-    async def check_repository(self, repository: str, title: str, who: Principal) -> None:
-        """Raise what a council would be told of a story's repository, given as an id, a path or a URL."""
+    async def check_repository(self, repository: str, who: Principal) -> None:
+        """Raise if a council could not work on a repository, given as an id, a path or a URL."""
         if self._check is not None and repository:
-            with suppress(NoCouncil):  # made later, it finds the repository
-                await self._check(DeliberationRequest(title, "dev", repository=RepositoryRef.from_name(repository)), who)
+            with suppress(NoCouncil):  # it may be created later
+                await self._check(DeliberationRequest("any task", "dev", repository=RepositoryRef.from_name(repository)), who)
 
     async def _check_draft(self, draft: _Draft, who: Principal) -> None:
-        """Raise the reason why a task of a plan could not start, if it is known before."""
+        """Raise the reason if a task of a plan could not start."""
         if self._check is None or draft.known or not draft.story.told:
             return
         for task in {(task.role, task.repository): task for task in draft.derivation.tasks}.values():
             await self._check(task_request(task, self._limits), who)
 
     async def is_waiting(self, task_id: str, who: Principal) -> bool:
-        """Whether councils will get a task: it is in a plan that was handed out, or will be when its story is built."""
+        """Whether a task is in a plan that was handed out, or will be when its story is built."""
         async with self._reading:
             async for recorded in self._bus.replay((Channel.STORIES.all,), self._read):
                 self._read, event = recorded.seq, recorded.event
@@ -209,9 +209,9 @@ class Planner:
         return story, known
 
     async def derive_for(self, event: Event) -> Derivation:
-        """Return the plan of a story that moved to planning; derived and recorded unless it was before.
+        """Return the plan of a story that moved to planning; derive and record it if there is none.
 
-        Raises `NotFound` for a story that nothing is known of, `InvalidRequest`, and what `check` raises.
+        Raises `NotFound` for an unknown story, `InvalidRequest`, and what `check` raises.
         """
         draft = await self._draft(event)
         if draft.known:
@@ -223,7 +223,7 @@ class Planner:
         return await self._record(draft.story, draft.derivation, draft.plan_id, who)
 
     async def _draft(self, event: Event) -> _Draft:
-        """Return the plan that a move to planning leads to, also before the event is recorded. Raises `InvalidRequest`."""
+        """Return the plan that a move to planning leads to. Raises `InvalidRequest`."""
         data, tenant = event.data, event.tenant
         case_id, plan_id = check_id(str(data["story_id"]), "story_id"), _plan_of(event)
         story, known = await self._story(case_id, tenant, plan_id)

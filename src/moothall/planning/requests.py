@@ -1,4 +1,4 @@
-"""What is asked of the council of a plan's task."""
+"""Requests for the tasks of a plan."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from moothall.domain.task import DeliberationRequest, RepositoryRef
 def task_request(
     task: AtomicTask, limits: LimitSettings, held: Sequence[str] = (), done: Sequence[Outcome] = ()
 ) -> DeliberationRequest:
-    """Return the request for a task. `held` are the commits with the work of earlier tasks, `done` their outcomes: the council
-    starts from the first commit and is told what texts decided.
+    """Return the request for a task.
+
+    `held` are the commits with the work of earlier tasks, `done` their outcomes. The council starts
+    from the first commit, and its context has the answers of earlier text tasks.
     """
     repository = task.repository
     if repository is not None and held:

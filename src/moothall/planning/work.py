@@ -116,9 +116,10 @@ class Work:
                 return last
 
     async def _handle(self, recorded: Recorded) -> None:
-        """Check a story event, whoever published it, and derive the tasks of a story that moved to planning.
+        """Check a story event, and derive the tasks of a story that moved to planning.
 
-        Raises what makes it a dead letter: it is malformed, its story's life cycle does not allow it, or no task could start.
+        Raises `Permanent`, which makes the event a dead letter, if it is malformed, the story's
+        life cycle does not allow it, or a task could not start.
         """
         event = recorded.event
         story_id = check_event(event)

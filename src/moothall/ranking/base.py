@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from moothall.domain.evidence import RED, CheckRun, Verdict
@@ -15,7 +15,7 @@ from moothall.domain.repository import Prepared, Profile
 from moothall.domain.task import VALIDATION
 from moothall.ranking.assess import cases_of
 from moothall.ranking.gates import name_cases, plain
-from moothall.ranking.obstacles import environment_line, folder_off_the_path, suggest_fewer, unconfigured_django
+from moothall.ranking.obstacles import environment_line, folder_off_the_path, red_details, suggest_fewer, unconfigured_django
 
 _SLOW_MS = 1000
 _SLOWEST = 5
@@ -38,8 +38,9 @@ _NAMED = 3
 @dataclass(frozen=True, slots=True)
 class CheckRow:
     """One check of the base. `slow` are its slowest cases with their milliseconds, `fault` says why it cannot judge, `advice` what
-    to write where, `output` the end of what it printed then; the first and the last are empty where it can, and `advice` unless it is slow. `told`
-    says whether it told of cases: else it is one itself. `note` is a sentence for people about a check that can judge.
+    to write where, `output` the end of its output. If it can judge, `fault` and `output` are empty,
+    and so is `advice` unless it is slow. `told` is false if it reported no cases and counts as one
+    itself. `note` is a remark for people.
     """
 
     check: str
@@ -124,7 +125,8 @@ def _row(prepared: Prepared, name: str, run: CheckRun, *, required: bool) -> Che
     fault, advice = _fault(prepared, run)
     advice = advice or suggest_fewer(run, prepared.base.profile.checks.get(name, ()))
     missing = [] if fault or "passed" in run.cases.values() else _missing_modules(run, prepared.files)
-    note = f"nothing declares the missing module {', '.join(missing[:_NAMED])}: an answer may write it" if missing else ""
+    named = ", ".join(missing[:_NAMED])
+    note = f"no file declares the missing module {named}, so an answer may add it" if named else ""
     slow = sorted(((ms, case) for case, ms in run.durations.items() if ms >= _SLOW_MS), reverse=True)[:_SLOWEST]
     flaky = tuple(case for case in prepared.flaky if case in cases)
     counted = {case: outcome for case, outcome in cases.items() if case not in flaky}
@@ -171,23 +173,27 @@ def _fault(prepared: Prepared, run: CheckRun) -> tuple[str, str]:
 
 
 def _obstacle(run: CheckRun, files: Sequence[str]) -> tuple[str, str]:
-    """Say what no candidate could change keeps the tests from running, and what to do; two empty strings for nothing."""
+    """Return an obstacle that no candidate could remove, and how to remove it; two empty strings
+    for none.
+    """
     module, folder = folder_off_the_path(run, files)
     if module:
         advice = (
-            f'Say so in the project (pythonpath = ["{folder}"] among pytest\'s options, or a [build-system] that '
-            f'installs it), or name in [checks] of {_OWN_FILE}: tests = "env PYTHONPATH={folder} python -m pytest".'
+            f'Declare it in the project (pythonpath = ["{folder}"] among pytest\'s options, or a '
+            f"[build-system] that installs it), or set in [checks] of {_OWN_FILE}: "
+            f'tests = "env PYTHONPATH={folder} python -m pytest".'
         )
         return f"the module {module} lies in {folder}/, which is neither installed nor on the path", advice
     if unconfigured_django(run):
         return "Django's settings are not configured, so none of its tests can be loaded", (
-            f'Name Django\'s own runner in [checks] of {_OWN_FILE}, such as tests = "python manage.py test" or '
-            '"env DJANGO_SETTINGS_MODULE=… python -m django test", or add pytest-django to the tests\' dependencies.'
+            f"Name Django's own runner in [checks] of {_OWN_FILE}, such as "
+            'tests = "python manage.py test" or "env DJANGO_SETTINGS_MODULE=… python -m django test", '
+            "or add pytest-django to the tests' dependencies."
         )
     if line := environment_line(run):
         return f"the environment fails before the first case: {line}", (
-            f'Provide what it needs by setup = ["…"] in {_OWN_FILE}, or name a command in [checks] there '
-            "that runs the tests without it."
+            f'Provide what it needs with setup = ["…"] in {_OWN_FILE}, or set a command in its '
+            "[checks] that runs the tests without it."
         )
     return "", ""
 
@@ -215,10 +221,11 @@ def _nothing_ran(run: CheckRun, argv: Sequence[str]) -> tuple[str, str]:
 
 
 def _missing_modules(run: CheckRun, files: Sequence[str]) -> list[str]:
-    """Return the modules of others if one is missing wherever anything was red; a module of the project's own may be the task itself."""
-    said: Iterable[str] = [run.details.get(case, "") for case, outcome in run.cases.items() if outcome in RED] or [run.output]
-    names = [match["name"] if (match := _MODULE.search(text)) else "" for text in said]
-    if not names or not all(names) or any(_is_own(name, files) for name in names):
+    """Return the missing third-party modules if each failure names one. A module of the project may
+    be the task itself.
+    """
+    names = [match["name"] if (match := _MODULE.search(text)) else "" for text in red_details(run) or [run.output]]
+    if not all(names) or any(_is_own(name, files) for name in names):
         return []
     return sorted(set(names))
 
@@ -228,9 +235,10 @@ def _is_own(module: str, files: Sequence[str]) -> bool:
 
 
 def _is_needed(module: str, run: CheckRun, profile: Profile) -> bool:
-    """Whether a missing module belongs to the environment: Python has it, it runs tests, or a file declares its package.
+    """Whether a missing module belongs to the environment: Python has it, it runs tests, or a file
+    declares its package.
 
-    Any other may be what the task is to write.
+    The task may be to write any other.
     """
     if module in sys.stdlib_module_names or module in _RUNNERS or "Error importing plugin" in run.output:
         return True
@@ -266,4 +274,4 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "yaml": ("pyyaml",),
     "zmq": ("pyzmq",),
 }
-"""Modules that have another name than the package that brings them."""
+"""Packages of modules with a different name."""

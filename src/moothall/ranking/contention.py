@@ -1,4 +1,6 @@
-"""Time limits that a check hit on a busy machine: they say nothing of the code, so the check is run again alone."""
+"""Time limits that a check hit on a busy machine. They prove nothing about the code, so the check
+is run again alone.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +12,30 @@ from moothall.domain.evidence import RED, CheckRun, Verdict
 from moothall.inside.pressure import BUSY
 from moothall.ranking.assess import HIT_LIMIT
 
-# Ours where they were hit before the time was had, and what test runners and clients print about a project's own: jest, mocha, vitest, node:test,
-# pytest-timeout, Go, nextest.
+# Our own limits if they were hit because the machine was busy, and the messages of runners and
+# clients about a project's limits: jest, mocha, vitest, node:test, pytest-timeout, Go, nextest.
 _TIME_LIMIT = re.compile(
     rf"{HIT_LIMIT} [^\n]{{0,40}}{BUSY}|\btimed?[ -]?out|exceeded (?:a |the |its )?(?:timeout|deadline|time)|deadline exceeded|too long\b",
     re.IGNORECASE,
 )
 _READ = 20_000
 _BUSY = (
-    "a time limit was hit while the machine was busy, so this says nothing of the code; "
-    "leave the machine more free cores, or raise workspace.case_seconds and workspace.check_floor_seconds"
+    "a time limit was hit while the machine was busy, which proves nothing about the code; "
+    "free some cores, or raise workspace.case_seconds and workspace.check_floor_seconds"
 )
 
 
 def hit_limit_under_load(run: CheckRun, base: CheckRun | None = None) -> bool:
-    """Whether a check hit a limit of time while the machine was busy, other than in cases that are red on the base."""
+    """Whether a check hit a time limit while the machine was busy. Cases that fail on the base do
+    not count.
+    """
     if not run.contended:
         return False
     return run.status == "timeout" or bool(stopped_cases(run, base)) or (_is_silent(run) and _names_limit(run.output))
 
 
 def as_errored(run: CheckRun, base: CheckRun | None = None) -> CheckRun:
-    """Return the run as one that did not come to its end: no case of it counts as failed for a limit of time."""
+    """Return the run as unfinished: no case counts as failed because of a time limit."""
     stopped = stopped_cases(run, base)
     first, rest = (run.output.partition("\n")[::2]) if run.status == "timeout" else (run.check, run.output)
     return replace(
@@ -44,7 +48,7 @@ def as_errored(run: CheckRun, base: CheckRun | None = None) -> CheckRun:
 
 
 def stopped_cases(run: CheckRun, base: CheckRun | None = None) -> Sequence[str]:
-    """Return the red cases whose output names a time limit, other than those that are red on the base."""
+    """Return the failed cases whose output names a time limit and that do not fail on the base."""
     known = base.cases if base else {}
     return [
         case

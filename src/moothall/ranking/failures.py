@@ -1,6 +1,7 @@
-"""What a failed case says, in a line: the assertion, and where it is. Pure.
+"""The assertion of a failed case and its place, as one line. Pure.
 
-The text comes from the runner of any language and from the code under test. Every pattern is bounded, and what cannot be read gives less.
+The text comes from the runner of any language and from the code under test, so every pattern is
+bounded. A text in an unknown form gives less.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from moothall.ranking.assess import HIT_LIMIT
+
 _TEXT, _MESSAGE, _PATH = 20_000, 300, 400
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _TOP = "/workspace/"
@@ -17,8 +20,8 @@ _PLACE = re.compile(
     r'File "(?P<python>[^"\n]{1,400})", line (?P<number>\d{1,9})'
     r"|(?P<path>[^\s()\"'`<>:,]{1,400}\.[A-Za-z]\w{0,5}):(?P<line>\d{1,9})(?!\.?\w)"
 )
-_OWN = ("hit the limit", "was stopped: ", "the process ended in it")
-"""What a case is said that we stopped, or that ended its process."""
+_OWN = (HIT_LIMIT, "was stopped: ", "the process ended in it")
+"""The beginnings of our own reasons, for a case that we stopped or that ended its process."""
 _PYTHON_FRAME = re.compile(r'[\s|]*File "[^"\n]{1,400}", line \d+')
 _STACK_FRAME = re.compile(r"\s*at (?:async |new )?\S")
 _ERROR = re.compile(r"(?<![\w.$])[\w.$]{0,200}(?:Error|Exception)(?: \[\w{1,80}\])?: ")
@@ -38,7 +41,11 @@ _ONLY_PLACE = re.compile(r"(?:#|at |in )?\s*\S{1,400}:\d{1,9}(?::\d{1,9})?(?::?\
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The assertion or error of a case, and the path and line in the repository where it was raised. `path` is empty if that is unknown."""
+    """The assertion or error of a case, and the path and line in the repository where it was
+    raised.
+
+    `path` is empty if the place is unknown.
+    """
 
     message: str = ""
     path: str = ""
@@ -51,7 +58,9 @@ class Failure:
 
 
 class Failures:
-    """Reads the output of failed cases. `files` are those of the repository: a place outside them, as in a library, is skipped."""
+    """Reads the output of failed cases. `files` are those of the repository; other places, as in a
+    library, are skipped.
+    """
 
     def __init__(self, files: Iterable[str]) -> None:
         self._files: dict[str, list[str]] = {}
@@ -59,7 +68,7 @@ class Failures:
             self._files.setdefault(file.rpartition("/")[2], []).append(file)
 
     def read(self, case: str, detail: str) -> Failure:
-        """Return what `detail`, the output of a failed case, says."""
+        """Return the failure that `detail`, the output of a case, describes."""
         text = _ANSI.sub("", detail[:_TEXT]).replace("\r\n", "\n")
         lines = [line.rstrip() for line in text.split("\n")]
         if text.startswith(_OWN):
@@ -73,7 +82,9 @@ class Failures:
         return Failure(_one_line(message), *self._first_place(case, places))
 
     def _first_place(self, case: str, lines: Iterable[str]) -> tuple[str, int]:
-        """Return the path and line of the first place in the repository that lines name, or an empty path."""
+        """Return the path and line of the first place in the repository that `lines` name, or an
+        empty path.
+        """
         for line in lines:
             for found in _PLACE.finditer(line):
                 number = int(found["number"] or found["line"])
@@ -82,7 +93,9 @@ class Failures:
         return "", 0
 
     def _resolve(self, case: str, path: str) -> str:
-        """Return the repository's file that a runner calls `path`: from the root, from a folder below it, or by its name alone."""
+        """Return the repository's file for a runner's `path`: relative to the root or a folder
+        below it, or a bare name.
+        """
         path = path.removeprefix("file://")
         if path.startswith("/") and not path.startswith(_TOP):
             return ""
@@ -132,7 +145,7 @@ def _read_python(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
     )
     after = [line for line in lines[at + 1 :] if line.strip()]
     error = next((number for number, line in enumerate(after) if not line[:1].isspace()), len(after))
-    # A message may go on for some lines; a diff of values that follows it says the same at length.
+    # A message may have several lines; a diff of the values after it only repeats it.
     more = takewhile(lambda line: line[:1] not in {" ", "-", "+", "?"} and not line.startswith("First di"), after[error + 1 :])
     return [*after[error : error + 1], *more], [*reversed(lines[begun : at + 1]), *reversed(lines[:begun])]
 
@@ -165,7 +178,8 @@ def _read_go(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
         at = panics[0]
         return [re.sub(r" \[recovered.*", "", lines[at])], [line for line in lines[at + 1 :] if line.startswith("\t")]
     if told:
-        # A test's log has the same form as its errors: the first that reads like an error, or else the last.
+        # A test's log looks like its errors: take the first line that reads like an error, or else
+        # the last.
         message, place = next((one for one in told if _GO_TELLS.search(" ".join(one[0]))), told[-1])
         return _read_testify(message), [place]
     if built := next(filter(None, map(_GO_BUILD.match, lines)), None):
@@ -207,7 +221,7 @@ def _read_stack(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
 
 
 def _read_other(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
-    """A form that is not known: where it ends with places, its first paragraph, else its last line."""
+    """Read an unknown form: its first paragraph if it names places, else its last line."""
     shown = [
         line for line in lines if line.strip() and not line.startswith("note: run with") and not line.lstrip().startswith("●")
     ]

@@ -1,4 +1,6 @@
-"""What keeps the checks of a base from judging that no candidate could change, and what makes them slow. Pure."""
+"""Obstacles that keep the checks of a base from judging and that no candidate could remove, and
+slow suites. Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ _MODULE = re.compile(r"No module named '?(?P<name>\w+)\b(?!\.)")
 _MAX_LINE = 300
 _LONG_MS, _MANY = 120_000, 20_000
 _UNCONFIGURED = re.compile(r"ImproperlyConfigured: Requested settings?\b.* settings are not configured")
-# The words of package managers, toolchains and drivers themselves. What a test could print by itself is not among them.
+# Messages of package managers, toolchains and drivers. None is one that a test would print by
+# itself.
 _ENVIRONMENT = re.compile(
     r"(?m)^.*(?:"
     r"\bERR_PNPM_(?!RECURSIVE_RUN|TEST)\w+"
@@ -44,26 +47,30 @@ _ENVIRONMENT = re.compile(
 )
 
 
-def environment_line(run: CheckRun) -> str:
-    """Return the line that says why the environment kept a check from running a single case, '' where none does.
+def red_details(run: CheckRun) -> list[str]:
+    """Return the output of each failed case."""
+    return [run.details.get(case, "") for case, outcome in run.cases.items() if outcome in RED]
 
-    Where cases are told, each red one has to say it.
+
+def environment_line(run: CheckRun) -> str:
+    """Return the line that says why the environment kept a check from running a single case, or ''.
+
+    If cases are reported, each failed one has to contain such a line.
     """
-    red = [run.details.get(case, "") for case, outcome in run.cases.items() if outcome in RED]
-    found = [_ENVIRONMENT.search(text) for text in red or [run.output]]
-    if not run.exit_code or not found or not all(found):
+    found = [_ENVIRONMENT.search(text) for text in red_details(run) or [run.output]]
+    if not run.exit_code or not found[0] or not all(found):
         return ""
-    return plain(found[0][0].strip(), _MAX_LINE) if found[0] else ""
+    return plain(found[0][0].strip(), _MAX_LINE)
 
 
 def unconfigured_django(run: CheckRun) -> bool:
-    """Whether no red case could be loaded because nothing names Django's settings."""
-    red = [run.details.get(case, "") for case, outcome in run.cases.items() if outcome in RED]
+    """Whether every failed case failed to load because Django's settings are not configured."""
+    red = red_details(run)
     return bool(red) and all(_UNCONFIGURED.search(text) for text in red)
 
 
 def suggest_fewer(run: CheckRun, argv: Sequence[str]) -> str:
-    """Return what to write for a suite that takes minutes, '' for every other."""
+    """Return advice for a suite that takes minutes, or ''."""
     if not run.cases or run.findings or (run.duration_ms < _LONG_MS and len(run.cases) < _MANY and run.status != "timeout"):
         return ""
     took = f"{run.duration_ms / 60_000:.1f} minutes for {len(run.cases):,} tests"
@@ -75,20 +82,21 @@ def suggest_fewer(run: CheckRun, argv: Sequence[str]) -> str:
     most = ", ".join(f"{folder} ({ms * 100 // total} %)" for folder, ms in shares.most_common(3) if total)
     where = f" Most of the time goes to {most}." if most else ""
     return (
-        f"Each candidate is judged by all of it: {took}.{where} For a task that concerns a part, name the test files near the change "
-        f'in a profile: [checks] {run.check} = "{plain(shlex.join(argv))} PATH…", and give it by --profile FILE.'
+        f"Each candidate is judged by the whole suite: {took}.{where} For a task that concerns a "
+        f"part of it, name the test files near the change in a profile, [checks] {run.check} = "
+        f'"{plain(shlex.join(argv))} PATH…", and pass it with --profile FILE.'
     )
 
 
 def folder_off_the_path(run: CheckRun, files: Sequence[str]) -> tuple[str, str]:
-    """Return a module of the project that no red case finds and the folder that holds it; two empty strings for none.
+    """Return a module of the project that the failed cases cannot import, and its folder; two empty
+    strings for none.
 
-    It is one that lies in a folder such as src, which is no package itself: nothing has installed it, and nothing
-    has put the folder on the path.
+    The folder is one such as src, which is not a package itself: it is not on the path, and the
+    module is not installed.
     """
-    red = [run.details.get(case, "") for case, outcome in run.cases.items() if outcome in RED]
-    names = [match["name"] if (match := _MODULE.search(text)) else "" for text in red or [run.output]]
-    if not names or not all(names):
+    names = [match["name"] if (match := _MODULE.search(text)) else "" for text in red_details(run) or [run.output]]
+    if not all(names):
         return "", ""
     present = set(files)
     for name in dict.fromkeys(names):

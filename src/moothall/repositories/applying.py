@@ -26,8 +26,9 @@ _NOWHERE = {"GIT_DIR": "/dev/null"}
 
 async def apply_to_files(git: GitRunner, local: Local, diff: str, base: str = "") -> tuple[str, ...]:
     """Apply a diff to the work tree and return the paths that it changed. Index, branches and other files stay as they are,
-    and no hook or filter runs. Line ends and encodings are those that the owner's settings and attributes of git ask for. A file that is as in
-    the commit `base`, on which the diff was made, has no changes of its owner's.
+    and no hook or filter runs. Line ends and encodings follow the owner's git settings and
+    attributes. A file that equals that of `base`, the commit of the diff, has no changes of its
+    owner's.
 
     Raises `RepositoryError` where there is no work tree, where a file that it changes has changes of its owner's, and where
     it does not fit; nothing is changed then.
@@ -68,7 +69,7 @@ async def apply_to_files(git: GitRunner, local: Local, diff: str, base: str = ""
 
 
 async def _is_as_in(git: GitRunner, local: Local, own: OwnSettings, commit: str, path: str) -> bool:
-    """Whether git would store a file as a commit has it; not where there is no such commit here."""
+    """Whether git would store a file as it is in a commit; False if the commit is not here."""
     at = (f"--git-dir={local.git_dir}", f"--work-tree={local.top}")
     there = await git.call(*at, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}:{path}", cwd=local.top)
     none = await _no_filters(git, local)
@@ -89,7 +90,7 @@ async def _is_as_in(git: GitRunner, local: Local, own: OwnSettings, commit: str,
 
 
 async def _no_filters(git: GitRunner, local: Local) -> list[str]:
-    """Return the options by which no filter of the repository's runs."""
+    """Return the options that disable the repository's filters."""
     known = await git.call(
         f"--git-dir={local.git_dir}", "config", "--null", "--name-only", "--get-regexp", r"^filter\.", cwd=local.top
     )

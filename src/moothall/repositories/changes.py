@@ -154,7 +154,9 @@ def _read(found: _Found, caps: ChangeCaps) -> bytes:
 
 
 def same(base: Path, change: Change) -> bool:
-    """Whether the base's checkout has the very same file: it was only touched. No link of the base is followed on the way there."""
+    """Whether the base's checkout has the very same file: it was only touched. No symlink of the
+    base is followed.
+    """
     before, content = base / change.path, change.content
     if content is None:
         return False

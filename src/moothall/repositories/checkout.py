@@ -27,7 +27,8 @@ async def check_out(clone: TrustedClone, base: Base, dest: Path, settings: Works
     await _write(clone, base.sha, dest, tell)
     if odd := [entry for entry in await clone.entries(base.sha) if entry.oddity]:
         tell(
-            f"{len(odd)} files have names that no answer may change, such as {odd[0].path[:100]!r} ({odd[0].oddity}); they stay as they are"
+            f"{len(odd)} files have names that a patch cannot hold, such as {odd[0].path[:100]!r} "
+            f"({odd[0].oddity}); they stay as they are"
         )
     await _submodules(clone, base.sha, dest, tell, _DEEPEST)
     pointers = await asyncio.to_thread(lambda: list(_pointers(dest)))
@@ -60,7 +61,7 @@ async def _submodules(clone: TrustedClone, sha: str, dest: Path, tell: Progress,
 
 
 def _is_free(dest: Path, folder: Path) -> bool:
-    """Whether a folder below `dest` is still to be filled; not if a link leads to it."""
+    """Whether a folder below `dest` is empty or absent, and no symlink leads to it."""
     beneath = folder.resolve() == dest.resolve() / folder.relative_to(dest)
     return beneath and not (folder.is_dir() and any(folder.iterdir()))
 

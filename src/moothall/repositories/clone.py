@@ -128,10 +128,11 @@ class TrustedClone:
                 raise FetchTooLarge(f"{failed} (a repository may have at most {self._settings.max_repository_bytes} bytes)")
             if _PARTIAL.search(answer.err):
                 bring = (
-                    f". Bring them: git -C {shlex.quote(source)} fetch --refetch --no-filter" if source.startswith("/") else ""
+                    f". Fetch them: git -C {shlex.quote(source)} fetch --refetch --no-filter" if source.startswith("/") else ""
                 )
                 raise RepositoryError(
-                    f"cannot fetch {ref!r} from {source!r}: it is a partial clone, and lacks objects of that commit or of its history{bring}"
+                    f"cannot fetch {ref!r} from {source!r}: it is a partial clone, and lacks objects of "
+                    f"that commit or of its history{bring}"
                 )
             raise RepositoryError(failed)
         try:
@@ -165,11 +166,15 @@ class TrustedClone:
         return len(gone)
 
     async def files(self, sha: str) -> tuple[str, ...]:
-        """Return the paths of a commit in git's order, but for odd names. Raises `RepositoryError` for a tree that can't be used."""
+        """Return the paths of a commit in git's order, without odd names. Raises `RepositoryError`
+        for an unusable tree.
+        """
         return tuple(entry.path for entry in await self.entries(sha) if not entry.oddity)
 
     async def entries(self, sha: str) -> tuple[TreeEntry, ...]:
-        """Return the checked tree of a commit: mode, object, size and path of each file, those with odd names too."""
+        """Return the checked tree of a commit: mode, object, size and path of each file, odd names
+        included.
+        """
         return (await self._tree(sha))[0]
 
     async def submodules(self, sha: str) -> Mapping[str, str]:
@@ -188,19 +193,25 @@ class TrustedClone:
         return self._trees[sha]
 
     async def checkout(self, sha: str, dest: Path) -> int:
-        """Write the commit's files below `dest`, which must be empty or absent, with modes and symlinks. Return how many no disk can hold."""
+        """Write the commit's files, with modes and symlinks, below `dest`, which must be empty or
+        absent.
+
+        Return how many files are left out because the file system cannot hold them.
+        """
         entries = await self.entries(sha)
         conversions = await self._conversions(sha, [entry.path for entry in entries])
         seconds = self._settings.setup_seconds
         return await asyncio.to_thread(write_files, self._git, self.path, entries, dest, seconds, conversions=conversions)
 
     async def smudge(self, sha: str, changes: Sequence[Change]) -> list[Change]:
-        """Return changes of a checkout of `sha` as its work tree has them: with the line ends and encodings that attributes ask for."""
+        """Return changes to `sha` in the form of a work tree: with the line ends and encodings of
+        its attributes.
+        """
         made = await self._conversions(sha, [change.path for change in changes], changes)
         return [_converted(change, made[change.path].smudge) if change.path in made else change for change in changes]
 
     async def clean(self, sha: str, changes: Sequence[Change]) -> list[Change]:
-        """Return changes of a work tree of `sha` as git would store them."""
+        """Return changes of a work tree of `sha` in the form that git stores."""
         paths = [change.path for change in changes]
         crlf = any(b"\r\n" in (change.content or b"") for change in changes)
         made = await self._conversions(sha, paths, changes, all_kinds=crlf)
@@ -217,7 +228,9 @@ class TrustedClone:
     async def _conversions(
         self, sha: str, paths: Sequence[str], changes: Sequence[Change] = (), *, all_kinds: bool = False
     ) -> dict[str, Conversion]:
-        """Return how those of `paths` are converted that a checkout has in another form; with `all_kinds` also those that only the way back converts."""
+        """Return the conversions of `paths` whose checkout differs; with `all_kinds`, also those
+        that only storing converts.
+        """
         lists = await self._lists(sha, ".gitattributes", changes)
         if not (lists if all_kinds else asks_for_conversion(lists.values())):
             return {}
@@ -225,7 +238,9 @@ class TrustedClone:
         return {path: how for path, how in found.items() if all_kinds or how.on_checkout}
 
     async def _lists(self, sha: str, name: str, changes: Sequence[Change]) -> dict[str, bytes]:
-        """Return the files of a name (.gitignore, .gitattributes) in a commit after these changes: path → content."""
+        """Return all files called `name` (.gitignore, .gitattributes) of a commit with `changes`:
+        path → content.
+        """
         found = dict(await self._lists_of(sha, name))
         for change in changes:
             if change.path.rpartition("/")[2] == name and not patch_rules.why_path(change.path):
@@ -313,8 +328,8 @@ class TrustedClone:
     async def commit_changes(self, base_sha: str, changes: Sequence[Change], message: str, *, parent: str = "") -> Patch:
         """Commit `changes`, relative to the tree of `base_sha`, on top of `parent` (default: the base).
 
-        The same input gives the same sha. Build leftovers and what a .gitignore names stay out unless
-        the base has them. Nothing left → the base itself with an empty diff. Raises `PatchRefused`.
+        The same input gives the same sha. Build leftovers and ignored files stay out unless the
+        base has them. Nothing left → the base itself with an empty diff. Raises `PatchRefused`.
         """
         old = {entry.path: entry for entry in await self.entries(base_sha)}
         kept, ignored = await self._not_ignored(base_sha, old, changes)
@@ -410,7 +425,7 @@ class TrustedClone:
         patch_rules.check_links(*({path: entry.target for path, entry in tree.items() if entry.target} for tree in (old, new)))
         if collisions := colliding_links(new.values()) - colliding_links(old.values()):
             raise PatchRefused(
-                f"the patch may not make the symlink {min(collisions)[:200]!r}: a folder has that name but for case"
+                f"the patch may not create the symlink {min(collisions)[:200]!r}: a folder has the same name except for case"
             )
         text = await self.diff(base_sha, commit_sha)
         size = len(text.encode())
@@ -422,7 +437,7 @@ class TrustedClone:
     async def _not_ignored(
         self, base_sha: str, old: Mapping[str, TreeEntry], changes: Sequence[Change]
     ) -> tuple[list[Change], dict[str, str]]:
-        """Return the changes without new files that are ignored, and these with the rules that name them."""
+        """Return the changes without ignored new files, and the ignored ones: path → rule."""
         wanted = [change for change in changes if change.path in old or not patch_rules.matches(LEFT_OUT, change.path)]
         patch_rules.check_changes(
             [patch_rules.RawChange(change.path) for change in wanted], patch_rules.ChangeLimits(files=len(wanted))

@@ -1,6 +1,8 @@
-"""What git writes into a work tree in place of a blob's bytes, and back: line ends and encodings, as attributes and settings ask for them. Pure.
+"""Git's conversion between blobs and files of a work tree: line ends and encodings by attributes
+and settings. Pure.
 
-The rules are those of git's `convert.c`, on a system whose own line end is LF. Filters and `ident` take no part.
+The rules are those of git's `convert.c` on a system whose line end is LF. Filters and `ident` are
+ignored.
 """
 
 from __future__ import annotations
@@ -36,8 +38,12 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """How one file is converted. `to_crlf`: on checkout LF becomes CRLF; `to_lf`: on the way back CRLF becomes LF; `codec`: its encoding in the
-    work tree, where that is not UTF-8; `mark`: the byte order mark that git writes and the codec does not.
+    """The conversion of one file.
+
+    to_crlf: on checkout LF becomes CRLF.
+    to_lf: on storing CRLF becomes LF.
+    codec: its encoding in the work tree, '' for UTF-8.
+    mark: the byte order mark that git writes and the codec does not.
     """
 
     to_crlf: When = "never"
@@ -51,7 +57,7 @@ class Conversion:
         return self.to_crlf != "never" or self.codec != ""
 
     def smudge(self, blob: bytes) -> bytes:
-        """Return what a checkout has of a blob."""
+        """Return the file that a checkout writes for a blob."""
         if self.to_crlf == "always" or (self.to_crlf == "if text" and b"\r" not in blob and not _is_binary(blob)):
             blob = blob.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
         if not self.codec or not blob:
@@ -59,15 +65,15 @@ class Conversion:
         try:
             return self.mark + blob.decode().encode(self.codec)
         except UnicodeError:
-            return blob  # as git has it, which says so
+            return blob  # like git, which warns
 
     def clean(self, content: bytes, before: bytes = b"") -> bytes:
-        """Return the blob of a file of the work tree whose blob was `before`."""
+        """Return the blob that git stores for a file of the work tree whose blob was `before`."""
         if self.codec:
             try:
                 content = content.removeprefix(self.mark).decode(self.codec).encode()
             except UnicodeError:
-                return content  # not in that encoding; a checkout makes it so if it is UTF-8
+                return content  # not in that encoding; a checkout converts it if it is UTF-8
         if self.to_lf == "always" or (self.to_lf == "if text" and b"\r\n" not in before and not _is_binary(content)):
             return content.replace(b"\r\n", b"\n")
         return content
@@ -77,7 +83,7 @@ UNCONVERTED = Conversion()
 
 
 def conversion(attributes: Mapping[str, str], settings: Settings = Settings()) -> Conversion:
-    """Return the conversion of a file with these attributes, in the words of `git check-attr`."""
+    """Return the conversion of a file with these attributes, as `git check-attr` prints them."""
     kind = _kind(attributes.get("text", "")) or _kind(attributes.get("crlf", ""))
     eol = attributes.get("eol", "")
     if kind != "binary" and eol in {"lf", "crlf"}:
@@ -96,7 +102,9 @@ def _kind(value: str) -> str:
 
 
 def _codec(name: str) -> tuple[str, bytes]:
-    """Return Python's codec and the mark that is written before its text; '' for UTF-8 and for what is no text encoding."""
+    """Return Python's codec and the mark before the text; both empty for UTF-8 and unknown
+    encodings.
+    """
     if not name or name in _NONE:
         return "", b""
     plain = name.upper().removesuffix("-BOM")
@@ -113,15 +121,16 @@ def _is_binary(content: bytes) -> bool:
     return (len(text) - len(text.translate(None, _PRINTABLE))) >> 7 < other
 
 
-def read_attributes(told: bytes) -> dict[str, dict[str, str]]:
-    """Return path → attribute → value of what `git check-attr -z` prints."""
-    words = told.decode("utf-8", "surrogateescape").split("\0")
-    found: dict[str, dict[str, str]] = {}
+def read_conversions(output: bytes, settings: Settings = Settings()) -> dict[str, Conversion]:
+    """Return the conversions that `git check-attr -z` asks for: path → conversion."""
+    words = output.decode("utf-8", "surrogateescape").split("\0")
+    attributes: dict[str, dict[str, str]] = {}
     for path, name, value in zip(words[::3], words[1::3], words[2::3], strict=False):
-        found.setdefault(path, {})[name] = value
-    return found
+        attributes.setdefault(path, {})[name] = value
+    found = {path: conversion(named, settings) for path, named in attributes.items()}
+    return {path: how for path, how in found.items() if how != UNCONVERTED}
 
 
 def asks_for_conversion(texts: Iterable[bytes]) -> bool:
-    """Whether files of attributes may make a checkout differ from the commit."""
+    """Whether these .gitattributes files may make a checkout differ from the commit."""
     return any(word in text for text in texts for word in (b"eol", b"crlf", b"encoding"))

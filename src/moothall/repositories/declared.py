@@ -1,4 +1,4 @@
-"""The Python packages that a repository declares as dependencies, wherever it says so. Pure."""
+"""The Python packages that a repository declares as dependencies, in any of its files. Pure."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ _EGG = re.compile(r"[#&]egg=(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
 def lists_of_packages(files: Collection[str]) -> tuple[str, ...]:
-    """Return the files that list packages and are no manifests."""
+    """Return the files that list packages, other than manifests."""
     return tuple(sorted(path for path in files if matches(_LISTS, path)))[:_MOST_FILES]
 
 
 def declared_packages(texts: Mapping[str, str], setup: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Return the normalised names of all packages that the files `texts` and the commands of `setup` name as dependencies."""
+    """Return the normalised names of all packages that files and the commands of `setup` name as
+    dependencies.
+    """
     found = [name for argv in setup for name in _of_command(argv)]
     for path, text in texts.items():
         project = Project("", frozenset(), {path: text})
@@ -71,7 +73,9 @@ def _of_tables(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _names(data: Any) -> Iterator[str]:
-    """Yield the packages of a list of requirements, of a table of versions (as poetry has it), or of groups of either."""
+    """Yield the packages of a list of requirements, of a table of versions (poetry), or of groups
+    of either.
+    """
     if isinstance(data, list):
         yield from (found[0] for item in data if isinstance(item, str) and (found := _NAME.match(item)))
     elif isinstance(data, dict):
@@ -95,7 +99,9 @@ def _of_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _of_code(tree: ast.Module) -> Iterator[str]:
-    """Yield what setup() requires, what a list of requirements holds, and what a session of nox installs."""
+    """Yield the packages that setup() requires, that lists of requirements hold and that sessions
+    of nox install.
+    """
     for node in ast.walk(tree):
         held: list[ast.expr] = []
         if isinstance(node, ast.Call):

@@ -46,17 +46,19 @@ async def branch_locally(git: GitRunner, clone: Path, local: Local, *, base_sha:
 
 
 async def why_no_branch(git: GitRunner, local: Local, base_sha: str, branch: str) -> str:
-    """Return why the branch could not be made in a local repository, or ''. Git is asked to prepare it and to let it be."""
+    """Return why the branch cannot be created in a local repository, or ''. Git prepares the update
+    and aborts it.
+    """
     at, cwd, owner = f"--git-dir={local.shared}", local.shared, owner_of(local.shared)
     if (await git.call(at, "cat-file", "-e", f"{base_sha}^{{commit}}", cwd=cwd)).status:
-        return ""  # nothing to try it with
+        return ""  # there is no commit to try it with
     orders = f"start\ncreate refs/heads/{check_branch(branch)} {base_sha}\nprepare\nabort\n"
     tried = await git.call(at, "update-ref", "--stdin", cwd=cwd, stdin=orders.encode(), owner=owner)
     return tried.reason if tried.status else ""
 
 
 def branch_in_the_way(refs: Iterable[str], branch: str) -> str:
-    """Return why a branch could not be made beside these refs, or ''."""
+    """Return why a branch cannot be created beside these refs, or ''."""
     ref = f"refs/heads/{check_branch(branch)}"
     for name in refs:
         if name == ref or ref.startswith(f"{name}/") or name.startswith(f"{ref}/"):

@@ -93,7 +93,7 @@ _FILE = (
 
 
 UNSET = "\0"
-"""A value in a command's environment: the variable is not set."""
+"""A value in a command's environment that leaves the variable unset."""
 
 
 class FetchTooLarge(RepositoryError):

@@ -73,7 +73,8 @@ async def clone_public(git: GitRunner, settings: Settings, url: str, ref: str, p
                 f"{settings.max_patch_files} files with {4 * settings.max_file_bytes} bytes"
             )
         paths = {entry.path for entry in entries}
-        files = [file for file in await clone.contents(sha) if file.path in paths]  # no patch could hold the others
+        # A patch cannot hold the others.
+        files = [file for file in await clone.contents(sha) if file.path in paths]
     place = _NAME.sub("-", url.rstrip("/").removesuffix(".git").rpartition("/")[2]).strip(".-")[:60] or "repository"
     return Cloned(place, sha, tuple(Change(f"{place}/{change.path}", change.mode, change.content) for change in files))
 

@@ -21,7 +21,7 @@ _VERSION = re.compile(r"(?<![\w.])v?(\d{1,4}(?:\.\d{1,4}){1,3})(?![\w.])")
 _LOGS = re.compile(r"(?:CHANGE|CHANGES|CHANGELOG|HISTORY|NEWS|RELEASE)[\w-]*(?:\.(?:md|rst|txt))?", re.IGNORECASE)
 _LOG_BYTES = 20_000
 _UNKNOWN = "0.1.0"
-# The checkout follows the attributes of the repository but for these.
+# The checkout follows the attributes of the repository except these.
 _ATTRIBUTES = "* -filter -ident\n"
 
 

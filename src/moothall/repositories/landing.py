@@ -90,7 +90,7 @@ async def _move_files(git: GitRunner, local: Local, ref: str, merged: Landed, ow
     if (await git.run(*where, "symbolic-ref", "HEAD", cwd=local.top)).decode().strip() != ref:
         return f"{merged.branch} was just left for another branch"
     how = ("--ff-only", "--quiet", "--no-stat", "--no-autostash", "--no-squash", "--no-overwrite-ignore")
-    settings = await read_own_settings(git, local)  # git writes the line ends that their owner wants
+    settings = await read_own_settings(git, local)  # so that git writes the owner's line ends
     moved = await git.call(*where, *settings.options, "merge", *how, merged.commit_sha, cwd=local.top, owner=owner)
     return f"{merged.branch} is checked out, and could not be moved: {moved.reason}" if moved.status else ""
 

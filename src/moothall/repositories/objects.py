@@ -14,8 +14,8 @@ from typing import IO
 
 from moothall.errors import RepositoryError, WorkspaceFailed
 from moothall.repositories import patch_rules
-from moothall.repositories.conversion import NAMES, UNCONVERTED, Conversion, conversion, read_attributes
-from moothall.repositories.gitcmd import UNSET, GitRunner, again
+from moothall.repositories.conversion import NAMES, Conversion, read_conversions
+from moothall.repositories.gitcmd import UNSET, GitAnswer, GitRunner, again
 from moothall.repositories.scratch import scratch
 
 _CHUNK = 1 << 20
@@ -29,9 +29,9 @@ _FILE_MODE = re.compile(r"100[0-7]{3}")
 
 @dataclass(frozen=True, slots=True)
 class TreeEntry:
-    """A file of a commit, or a submodule; `target` is where a symlink points to, `size` is in bytes.
+    """A file of a commit, or a submodule; `target` is where a symlink points, `size` is in bytes.
 
-    A path or target that is not UTF-8 holds surrogates, as `os.fsdecode` makes them.
+    A path or target that is not UTF-8 contains surrogates, as from `os.fsdecode`.
     """
 
     path: str
@@ -47,7 +47,9 @@ class TreeEntry:
 
     @property
     def oddity(self) -> str:
-        """Why no patch may hold this entry, or ''. In a base it stays as it is, and its name is told to nobody."""
+        """Why no patch may hold this entry, or ''. In a base it stays as it is; prompts and lists
+        of files leave it out.
+        """
         return patch_rules.why_path(self.path)
 
 
@@ -72,7 +74,10 @@ class Commit:
 
 @again
 def read_tree(git: GitRunner, repository: Path, sha: str, max_bytes: int) -> tuple[TreeEntry, ...]:
-    """Return every file and submodule of a commit in git's order. Raises `RepositoryError` for a tree that git itself would not check out."""
+    """Return every file and submodule of a commit in git's order.
+
+    Raises `RepositoryError` for a tree that git itself would not check out.
+    """
     with git.stream("ls-tree", "-r", "-z", "-l", "--full-tree", sha, cwd=repository) as out:
         entries = [_entry(record) for record in out.read().split(b"\0")[:-1]]
     _check(entries, max_bytes)
@@ -109,9 +114,10 @@ def write_files(
     *,
     conversions: Mapping[str, Conversion] = NO_CONVERSIONS,
 ) -> int:
-    """Write checked entries below `dest`, which must be empty or absent, converted where `conversions` says so; on failure nothing stays.
+    """Write checked entries below `dest`, which must be empty or absent; on failure nothing stays.
+    Return the number of entries that are left out because the file system cannot hold them.
 
-    Return how many are left out because no file system here can hold them. Symlinks come last: nothing is written through one.
+    Symlinks come last: nothing is written through one.
     """
     dest.mkdir(parents=True, exist_ok=True)
     if any(dest.iterdir()):
@@ -148,18 +154,14 @@ def write_files(
 
 
 async def ignored_paths(git: GitRunner, repository: Path, lists: Mapping[str, bytes], paths: Sequence[str]) -> dict[str, str]:
-    """Return those of `paths` that these .gitignore files name: path → the rule, as `line 3 of .gitignore, build/`."""
+    """Return those of `paths` that .gitignore files ignore: path → the rule, such as `line 3 of
+    .gitignore, build/`.
+    """
     if not paths or not lists:
         return {}
-    with scratch() as folder:
-        tree = folder / "tree"
-        await asyncio.to_thread(_write_lists, tree, lists)
-        answer = await git.call(
-            *(f"--git-dir={repository}", f"--work-tree={tree}", "check-ignore", "--no-index", "--verbose", "-z", "--stdin"),
-            cwd=tree,
-            stdin="".join(f"./{path}\0" for path in paths).encode(),  # a leading ':' would be pathspec magic
-            env={"GIT_LITERAL_PATHSPECS": "0"},
-        )
+    command = ("check-ignore", "--no-index", "--verbose", "-z", "--stdin")
+    plain = [f"./{path}" for path in paths]  # a leading ':' would be pathspec magic
+    answer = await _ask_in_tree_of(git, repository, lists, command, plain, env={"GIT_LITERAL_PATHSPECS": "0"})
     if answer.status > 1:  # 1: none is ignored
         raise RepositoryError(f"the ignore rules cannot be read: {answer.reason}")
     words = answer.out.decode(errors="replace").split("\0")
@@ -167,29 +169,42 @@ async def ignored_paths(git: GitRunner, repository: Path, lists: Mapping[str, by
     return {
         path.removeprefix("./"): f"line {line} of {source.removeprefix('./')}, {rule[:_RULE_CHARS]}"
         for source, line, rule, path in rules
-        if not rule.startswith("!")  # it takes back what another says
+        if not rule.startswith("!")  # it overrides a rule that ignores
     }
 
 
 async def find_conversions(
     git: GitRunner, repository: Path, lists: Mapping[str, bytes], paths: Sequence[str]
 ) -> dict[str, Conversion]:
-    """Return how those of `paths` are converted for which these .gitattributes files ask for it."""
+    """Return the conversions of `paths` by .gitattributes files."""
     if not paths or not lists:
         return {}
+    command = ("check-attr", "-z", "--stdin", *NAMES)
+    answer = await _ask_in_tree_of(git, repository, lists, command, paths, env={"GIT_ATTR_SOURCE": UNSET})
+    if answer.status:
+        raise RepositoryError(f"the attributes of files cannot be read: {answer.reason}")
+    return read_conversions(answer.out)
+
+
+async def _ask_in_tree_of(
+    git: GitRunner,
+    repository: Path,
+    lists: Mapping[str, bytes],
+    command: Sequence[str],
+    paths: Sequence[str],
+    *,
+    env: Mapping[str, str],
+) -> GitAnswer:
+    """Run a git command on paths in a work tree that holds only these files."""
     with scratch() as folder:
         tree = folder / "tree"
         await asyncio.to_thread(_write_lists, tree, lists)
-        answer = await git.call(
-            *(f"--git-dir={repository}", f"--work-tree={tree}", "check-attr", "-z", "--stdin", *NAMES),
+        return await git.call(
+            *(f"--git-dir={repository}", f"--work-tree={tree}", *command),
             cwd=tree,
             stdin="".join(f"{path}\0" for path in paths).encode(errors="surrogateescape"),
-            env={"GIT_ATTR_SOURCE": UNSET},
+            env=env,
         )
-    if answer.status:
-        raise RepositoryError(f"the attributes of files cannot be read: {answer.reason}")
-    found = {path: conversion(told) for path, told in read_attributes(answer.out).items()}
-    return {path: how for path, how in found.items() if how != UNCONVERTED}
 
 
 def _write_lists(tree: Path, lists: Mapping[str, bytes]) -> None:
@@ -277,7 +292,7 @@ def _check(entries: Sequence[TreeEntry], max_bytes: int) -> None:
 
 
 def colliding_links(entries: Iterable[TreeEntry]) -> frozenset[str]:
-    """Return the symlinks that have the name of a folder where case is ignored."""
+    """Return the symlinks that have the name of a folder except for case."""
     entries = tuple(entries)
     links = {entry.path.casefold(): entry.path for entry in entries if entry.mode == patch_rules.SYMLINK}
     if not links:

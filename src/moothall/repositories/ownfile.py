@@ -15,7 +15,8 @@ from moothall.repositories.profile import OWN_FILE, PROTECTED, Commands
 
 _HEAD = (
     "# How Moothall sets this repository up and checks it. Councils read it from the commit that they work on.\n"
-    "# `setup` runs once for each lock file, with the network; `build` before each check, and `checks`, run without. No shell runs any.\n"
+    "# `setup` runs once for each lock file, with the network. `build`, before each check, and `checks` run without it.\n"
+    "# No shell runs any of them.\n"
 )
 
 

@@ -1,8 +1,9 @@
 """What a patch, or a repository, may hold. Pure: names, modes and targets in, a refusal out.
 
-Names are refused in every form that some file system takes for `.git`. A symlink of a patch may climb only at the
-beginning of its target and only as far as the root: then no chain of such links can leave the tree. A base may hold
-other links and odd names; they stay as they are, and `check_links` keeps a patch from leading through them.
+Names are refused in every form that some file system takes for `.git`. A symlink of a patch may
+climb only at the beginning of its target and only as far as the root: then no chain of such links
+can leave the tree. A base may hold other links and odd names; they stay as they are, and
+`check_links` keeps a patch from leading through them.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ TEST_PATTERNS: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class RawChange:
-    """One changed path: git modes before and after (000000 where absent), a link's targets after and before, size in bytes."""
+    """One changed path: git modes before and after (000000 if absent), a link's targets after and
+    before, size in bytes.
+    """
 
     path: str
     old_mode: str = ABSENT
@@ -129,7 +132,7 @@ def _why_change(change: RawChange, limits: ChangeLimits) -> str:
 
 def _why_link(change: RawChange) -> str:
     if change.old_mode == SYMLINK and (reason := why_target(change.path, change.old_target)):
-        return f"no patch may make the link that is there ({reason}); leave it as it is"
+        return f"the existing symlink is one that no patch may create ({reason}); leave it as it is"
     return why_target(change.path, change.target) if change.new_mode == SYMLINK else ""
 
 
@@ -201,9 +204,10 @@ def why_target(path: str, target: str | None) -> str:
 
 
 def check_links(old: Mapping[str, str], new: Mapping[str, str]) -> None:
-    """Raise `PatchRefused` if a patch makes a symlink lead out of the tree. `old` and `new` are all links (path → target) before and after.
+    """Raise `PatchRefused` if a patch makes a symlink lead out of the tree.
 
-    Links of the base that lead out may stay. The check follows every link, since a harmless one may pass through one of those.
+    `old` and `new` are all symlinks before and after, path → target. Those of the base that lead
+    out may stay. Every link is followed, since a harmless one may pass through one of these.
     """
     if all(not why_target(path, target) for path, target in old.items()):
         return  # the rules for each link are enough
@@ -214,7 +218,9 @@ def check_links(old: Mapping[str, str], new: Mapping[str, str]) -> None:
 
 
 def _find_exit(path: str, links: Mapping[str, str]) -> str:
-    """Return where a symlink leaves the tree, resolved as the kernel does, or '' if it stays inside."""
+    """Return where a symlink leaves the tree, or '' if it does not; it is resolved as by the
+    kernel.
+    """
     place = path.split("/")[:-1]
     left = deque([path.rpartition("/")[2]])
     hops = 0

@@ -5,7 +5,7 @@ at /env, made before setup; its `bin` is first on the PATH. A `.moothall.toml` (
 a shell would, but no shell runs it):
 
     setup = ["/env/bin/pip install -r ci.txt"]
-    build = ["python setup.py build_ext --inplace"] # run before each check that judges: what is compiled from the files
+    build = ["python setup.py build_ext --inplace"] # before each check, on the files as they are
     protected = ["golden/**", "!tests/data/**"]     # added to the usual test files; '!' takes back
     known_failures = ["tests/test_old.py::test_flaky"]
     advisory = ["lint"]                             # checks that are shown and decide nothing
@@ -175,7 +175,9 @@ def make_profile(
 
 
 def _builds(found: Detected, said: Commands) -> tuple[BuildStep, ...]:
-    """Return what builds before a check: what a person said, else what was detected, with a set-up that is detected too."""
+    """Return the steps that build before a check: those of the person, or the detected ones if the
+    set-up is detected too.
+    """
     if said.build is not None:
         return tuple(BuildStep(argv) for argv in said.build)
     return found.builds if said.setup is None else ()

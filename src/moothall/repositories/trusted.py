@@ -216,9 +216,10 @@ class TrustedRepositories:
             await self._fetch(clone, entry, sha)
 
     async def check_delivery(self, repository: str, base_sha: str, branch: str) -> None:
-        """Raise `RepositoryError` if the push policy wants a branch of that name and it could not be made. Nothing is changed.
+        """Raise `RepositoryError` if the push policy wants a branch of that name and it cannot be
+        created. Change nothing.
 
-        An origin that cannot be asked now is no reason: it may be there when there is something to deliver.
+        An unreachable origin is no reason: it may be reachable at delivery.
         """
         entry = await asyncio.to_thread(self.registry.find, repository)
         if entry.push == "none" and entry.on_approval != "push":
@@ -234,8 +235,9 @@ class TrustedRepositories:
             why = delivery.branch_in_the_way(refs, branch)
         if why:
             raise RepositoryError(
-                f"the winner could not be delivered as the branch {branch!r} of {entry.origin!r}: {why}. Rename or delete what is in "
-                "the way, or have nothing delivered there: moothall repo add PATH_OR_URL --push none"
+                f"the winner could not be delivered as the branch {branch!r} of {entry.origin!r}: {why}. "
+                "Rename or delete what is in the way, or turn delivery off: "
+                "moothall repo add PATH_OR_URL --push none"
             )
 
     async def deliver(self, base: Base, diff: str, branch: str, message: str, merged: Sequence[str] = ()) -> str:
@@ -396,7 +398,11 @@ class TrustedRepositories:
 
 
 def _text_of(raw: bytes, *, whole: bool = True) -> str:
-    """Return the text of a file, in whatever encoding it is; what is no text comes as UTF-8 with replacements. `whole`: it was not cut."""
+    """Return the text of a file in its own encoding; binary data is read as UTF-8 with
+    replacements.
+
+    whole: the file was not cut.
+    """
     with suppress(UnicodeDecodeError):
         return codecs.getincrementaldecoder("utf-8")().decode(raw, final=whole)
     found = find_encoding(raw)

@@ -13,7 +13,7 @@ from pathlib import Path
 from moothall.errors import RepositoryError
 from moothall.repositories.bundles import shallow_of
 from moothall.repositories.clone import LEFT_OUT, TrustedClone
-from moothall.repositories.gitcmd import GitAnswer, GitRunner, OutputCaps
+from moothall.repositories.gitcmd import UNSET, GitAnswer, GitRunner, OutputCaps
 
 NAME = "history.git"
 BRANCH = "work"
@@ -70,12 +70,7 @@ async def export_history(
         )
     )
     await asyncio.to_thread(_write_files, folder, sha, ends, tags)
-    # Its own work tree: options that take a folder come before the command.
-    place = (f"--git-dir={folder}", f"--work-tree={tree}")
-    _require_success(await git.call(*place, "read-tree", sha, cwd=tree, seconds=seconds))
-    await git.call(
-        *place, "update-index", "-q", "--refresh", cwd=tree, seconds=seconds
-    )  # fails where a file differs, as one of LFS
+    await _write_index(git, folder, tree, sha, seconds)
     return any(above - parents.keys() for above in parents.values())
 
 
@@ -94,6 +89,22 @@ async def _tags(clone: TrustedClone, sha: str, commits: Iterable[str]) -> Mappin
     listed = await clone.ask("for-each-ref", "--format=%(refname) %(objectname) %(*objectname)", f"--merged={sha}", "refs/tags")
     rows = [line.split(" ") for line in listed.out.decode(errors="surrogateescape").splitlines()]
     return {name: tag for name, tag, *commit in rows if (commit[-1:] or [""])[0] in known or tag in known}
+
+
+async def _write_index(git: GitRunner, folder: Path, tree: Path, sha: str, seconds: float) -> None:
+    """Make the index of a fresh checkout. What the checkout holds in another form, as files of LFS, counts as unchanged."""
+    env = {"GIT_ATTR_SOURCE": UNSET}  # line ends are as the checkout's own attributes say; no filter is configured
+
+    async def call(*args: str, stdin: bytes = b"") -> GitAnswer:
+        place = (f"--git-dir={folder}", f"--work-tree={tree}")
+        return await git.call(*place, *args, cwd=tree, stdin=stdin, env=env, seconds=seconds)
+
+    _require_success(await call("read-tree", sha))
+    await call("update-index", "-q", "--refresh")  # fails where a file differs
+    differing = await call("diff-files", "--name-only", "-z")
+    _require_success(differing)
+    if differing.out:
+        _require_success(await call("update-index", "--assume-unchanged", "-z", "--stdin", stdin=differing.out))
 
 
 def _write_files(folder: Path, sha: str, ends: Iterable[str], tags: Mapping[str, str]) -> None:

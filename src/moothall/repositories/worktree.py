@@ -1,4 +1,6 @@
-"""The files of a person's work tree in the form that git stores, and back: with their own settings and attributes of git."""
+"""Conversion between a person's work tree and the form that git stores, by their own git settings
+and attributes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from typing import Literal
 
 from moothall.errors import RepositoryError
 from moothall.repositories import patch_rules
-from moothall.repositories.conversion import NAMES, UNCONVERTED, Conversion, Settings, conversion, read_attributes
+from moothall.repositories.conversion import NAMES, UNCONVERTED, Conversion, Settings, read_conversions
 from moothall.repositories.gitcmd import UNSET, GitRunner
 from moothall.repositories.sources import Local
 
@@ -24,8 +26,9 @@ ATTRIBUTES_OF_FILES = {"GIT_ATTR_SOURCE": UNSET}
 
 @dataclass(frozen=True, slots=True)
 class OwnSettings:
-    """What a person's configuration says about line ends: as options of a git command, and read; `attributes` names their own file of those,
-    which may name filters too.
+    """A person's configuration of line ends: as options of a git command, and parsed.
+
+    attributes: options that name their own attributes file, which may name filters too.
     """
 
     options: tuple[str, ...] = ()
@@ -34,7 +37,9 @@ class OwnSettings:
 
 
 async def read_own_settings(git: GitRunner, local: Local) -> OwnSettings:
-    """Return the settings of the repository and of the person who runs this. Nothing else of their configuration takes part."""
+    """Return the settings of the repository and of the person who runs this. The rest of their
+    configuration is ignored.
+    """
     told = await git.call(
         *(f"--git-dir={local.git_dir}", "config", "--null", "--show-scope", "--get-regexp"),
         r"^core\.(autocrlf|eol|attributesfile)$",
@@ -45,7 +50,7 @@ async def read_own_settings(git: GitRunner, local: Local) -> OwnSettings:
     said: dict[str, str] = {}
     for scope, pair in zip(words[::2], words[1::2], strict=False):
         key, _, value = pair.partition("\n")
-        if scope != "command":  # where ours are
+        if scope != "command":  # those are ours
             said[key.lower()] = value
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     attributes = ("-c", f"core.attributesFile={said.pop('core.attributesfile', home / 'git/attributes')}")
@@ -56,16 +61,15 @@ async def read_own_settings(git: GitRunner, local: Local) -> OwnSettings:
 
 
 async def find_conversions_here(git: GitRunner, local: Local, own: OwnSettings, paths: Sequence[str]) -> dict[str, Conversion]:
-    """Return how git converts those of `paths` that it converts in this work tree. Raises `RepositoryError`."""
-    told = await git.run(
+    """Return git's conversions of `paths` in this work tree. Raises `RepositoryError`."""
+    output = await git.run(
         *(f"--git-dir={local.git_dir}", f"--work-tree={local.top}", *own.options, *own.attributes),
         *("check-attr", "-z", "--stdin", *NAMES),
         cwd=local.top,
         stdin="".join(f"{path}\0" for path in paths).encode(errors="surrogateescape"),
         env=ATTRIBUTES_OF_FILES,
     )
-    found = {path: conversion(attributes, own.settings) for path, attributes in read_attributes(told).items()}
-    return {path: how for path, how in found.items() if how != UNCONVERTED}
+    return read_conversions(output, own.settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,8 @@ class _File:
 
 
 def copy_stored(top: Path, target: Path, paths: Sequence[str], how: Mapping[str, Conversion]) -> dict[str, _File]:
-    """Write what lies at `paths` below `top` into the empty folder `target`, in the form that git stores, and return it.
+    """Copy the files at `paths` below `top` into the new folder `target`, in the form that git
+    stores, and return them.
 
     Raises `RepositoryError` for a path that leads out of `top`.
     """
@@ -87,7 +92,7 @@ def copy_stored(top: Path, target: Path, paths: Sequence[str], how: Mapping[str,
         _check_way(top, path)
         found = copied[path] = _read(top / path, how.get(path, UNCONVERTED))
         if (top / path).is_dir() and not (top / path).is_symlink():
-            (target / path).mkdir(parents=True, exist_ok=True)  # git says that it is in the way
+            (target / path).mkdir(parents=True, exist_ok=True)  # git reports that it is in the way
         elif found.content is not None:
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             _write(target / path, found)
@@ -95,9 +100,10 @@ def copy_stored(top: Path, target: Path, paths: Sequence[str], how: Mapping[str,
 
 
 def take_back(top: Path, source: Path, before: Mapping[str, _File], how: Mapping[str, Conversion]) -> None:
-    """Make those files below `top` as `source` has them that differ from `before`, in the form of the work tree. Removals come first.
+    """Copy the files of `source` that differ from `before` to `top`, in the form of the work tree.
+    Removals come first.
 
-    New contents are written beside the old ones before any of these goes.
+    New contents are written beside the old files before any of them is removed.
     """
     after = {path: _read(source / path, UNCONVERTED) for path in before}
     changed = {path: file for path, file in after.items() if file != before[path]}
@@ -123,7 +129,7 @@ def take_back(top: Path, source: Path, before: Mapping[str, _File], how: Mapping
 
 
 def _parent_goes(path: str, changed: Mapping[str, _File]) -> bool:
-    """Whether a file has to go before this one's folder can be made."""
+    """Whether a file has to be removed before this one's folder can be created."""
     parents = (path[:at] for at, char in enumerate(path) if char == "/")
     return any(parent in changed for parent in parents)
 

@@ -100,7 +100,9 @@ def _v2(paths: Mapping[str, str]) -> Path | None:
 
 
 def cores() -> int:
-    """Return how many cores this process may use: those that it may run on, or fewer by the quota of its cgroup."""
+    """Return how many cores this process may use: its CPU affinity, or the quota of its cgroup if
+    that is lower.
+    """
     paths = _own_paths()
     found = float(len(os.sched_getaffinity(0)))
     for own, mount in ((paths.get("", "/"), _ROOT), (paths.get("cpu", "/"), _ROOT / "cpu")):
@@ -112,7 +114,7 @@ def cores() -> int:
 
 
 def quota(folder: Path) -> float:
-    """Return the cores that a cgroup may use; infinite if it says nothing of it."""
+    """Return the cores that a cgroup may use; infinite if it has no quota."""
     try:
         if (folder / "cpu.max").exists():
             quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()

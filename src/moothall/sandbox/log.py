@@ -1,24 +1,27 @@
-"""The output of a sandboxed process: it writes to a pipe, this process writes the log."""
+"""The log of a sandboxed process: it writes to a pipe, and this process writes the file."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 TAIL_BYTES = 2000
 _MOST_BYTES = 4_000_000  # of output in the file; the tail is always the newest
 _READ_BYTES = 65_536  # the capacity of a pipe
-_PAUSE = 0.01  # seconds between reads: a flood of output costs this process a few MB a second at most
+_PAUSE = 0.01  # seconds between reads: limits a flood of output to a few MB a second
 _DRAINS = 16
-_MARK = b"| "  # in front of each line of output, so that it cannot pass for a note
+_MARK = b"| "  # before each line of output, so that it cannot pass for a note
 
 
 class SandboxLog:
-    """Reads what a sandboxed process writes to stdout and stderr. `path` gets it, up to a limit, among the notes.
+    """Reads the stdout and stderr of a sandboxed process and writes them, up to a limit, to `path`,
+    between our notes.
 
-    `writing` is the descriptor for the process. Use it in one event loop, and call `start` once the process has it.
+    `writing` is the descriptor for the process. Use this in one event loop, and call `start` after
+    starting the process.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -32,7 +35,7 @@ class SandboxLog:
         self._line_start = True
 
     def start(self) -> None:
-        """Leave the writing end to the process, and read until it has ended."""
+        """Close our copy of the writing end, and read until the process ends."""
         os.close(self.writing)
         self.writing = -1
         self._loop = asyncio.get_running_loop()
@@ -49,12 +52,11 @@ class SandboxLog:
         """Add lines of our own to the log."""
         self.tail()
         self._tail = b""
-        if self._file:
-            self._file.write((b"" if self._line_start else b"\n") + text.encode(errors="replace"))
-            self._line_start = text.endswith("\n")
+        self._put((b"" if self._line_start else b"\n") + text.encode(errors="replace"))
+        self._line_start = text.endswith("\n")
 
     def close(self) -> None:
-        """Read what is left, and close everything; `tail` still answers."""
+        """Read the rest and close everything; `tail` still works."""
         self.tail()
         self._stop()
         if self.writing >= 0:
@@ -75,7 +77,7 @@ class SandboxLog:
             self._pause = self._loop.call_later(_PAUSE, self._listen)
 
     def _read(self) -> bool:
-        """Whether there was something to read. Stops at the end of the output."""
+        """Read once; return whether there was output. Stop at its end."""
         if self._reading < 0:
             return False
         try:
@@ -101,7 +103,12 @@ class SandboxLog:
         if not self._room:
             text += b"\n| ... the log keeps %d bytes of output\n" % _MOST_BYTES
             self._line_start = True
-        self._file.write(text)
+        self._put(text)
+
+    def _put(self, text: bytes) -> None:
+        if self._file:
+            with suppress(OSError):  # a full disk must not end the sandbox
+                self._file.write(text)
 
     def _stop(self) -> None:
         if self._pause:

@@ -1,5 +1,7 @@
-"""Ending what outlived the process that started it, also by `python -I -S orphans.py PREFIX FOLDER [CGROUPS…]`, which waits for that
-beside it, and then removes the folder and the cgroups of its sandboxes.
+"""Ending sandboxes that outlived the process that started them.
+
+`python -I -S orphans.py PREFIX FOLDER [CGROUPS…]` runs beside that process, waits for its end, and
+then also removes the folder and the cgroups of its sandboxes.
 
 Bubblewrap's inner process asks for its death signal a moment after it was made, and waits without end for the outer
 one before that. Where the outer one is killed in that moment (a host that is killed, a start that is cancelled), the
@@ -20,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 GROUP = "moothall-"
-"""How the name of a sandbox's cgroup begins, before the sandbox's own."""
+"""The prefix of the names of cgroups of sandboxes."""
 _LOOKS, _PAUSE = 50, 0.1
 _QUIET = 3  # looks at which nothing was found: what was just being made is there by then
 
@@ -42,7 +44,10 @@ def end(prefix: str) -> int:
 
 
 def remove_groups(pattern: str, parents: Iterable[Path]) -> bool:
-    """Remove the empty cgroups below `parents` whose names match; return whether none is left. One that holds a dying process still is."""
+    """Remove the empty cgroups below `parents` whose names match; return whether none is left.
+
+    A cgroup cannot be removed while it holds a dying process.
+    """
     clean = True
     for parent in parents:
         for folder in parent.glob(pattern):
@@ -54,7 +59,9 @@ def remove_groups(pattern: str, parents: Iterable[Path]) -> bool:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove the run folder of a killed process, unless another process holds its lock and does the same."""
+    """Remove the run folder of a killed process, unless another process holds its lock to remove
+    it.
+    """
     try:
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -73,7 +80,9 @@ def remove_folder(folder: Path) -> None:
 
 
 def main(prefix: str, folder: str, *groups: str) -> None:
-    """Wait for the end of the process that holds our stdin open, then end what is left of its sandboxes and remove what they leave."""
+    """Wait for the end of the process that holds our stdin open, then end its sandboxes and remove
+    what they left.
+    """
     while os.read(0, 4096):
         pass
     quiet = 0

@@ -193,7 +193,7 @@ def _update(query: Query, step: QueryUpdate, state: pb.AgentState.ValueType) -> 
 
 
 def _fit(ran: Sequence[ToolRun]) -> list[ToolRun]:
-    """Return tool calls of agents for one message: from `_CALLS_BYTES` on without arguments and outputs."""
+    """Return tool calls for one message: without arguments and outputs beyond `_CALLS_BYTES`."""
     fitting, left = [], _CALLS_BYTES
     for one in ran:
         left -= len(json.dumps([one.wanted.arguments, one.result.output], default=str))

@@ -1,4 +1,4 @@
-"""What a query used, as AgentService tells it: in `TokenUsage`, and on a stream as the tool result `usage_metrics`."""
+"""The usage of a query in AgentService: `TokenUsage`, and `usage_metrics` on a stream."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from moothall.domain.budget import Usage
 from moothall.pb.shannon.common import common_pb2 as common
 
 USAGE = "usage_metrics"
-"""The id of the tool result by which a stream tells what it used."""
+"""The id of the tool result that reports usage on a stream."""
 MOST_TOKENS = 2**31 - 1
-"""The most that a field of the wire can hold."""
+"""The largest value of an int32 field."""
 _TIERS = {
     "": common.MODEL_TIER_UNSPECIFIED,
     "small": common.MODEL_TIER_SMALL,
@@ -23,11 +23,14 @@ _TIERS = {
     "large": common.MODEL_TIER_LARGE,
 }
 _INPUT, _OUTPUT = ("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens")
-"""Spellings, the one that is preferred first."""
+"""Spellings, the preferred one first."""
 
 
 def token_usage(usage: Usage, llm: LlmSettings, served: str) -> common.TokenUsage:
-    """Return the message for what calls of a model used; without calls it names no model. `served`: the model's name at its server."""
+    """Return usage as a message, which names no model if none was called.
+
+    `served`: the model's name at its server.
+    """
     message = common.TokenUsage(
         prompt_tokens=min(usage.prompt_tokens, MOST_TOKENS),
         completion_tokens=min(usage.completion_tokens, MOST_TOKENS),
@@ -47,7 +50,10 @@ def usage_metrics(usage: common.TokenUsage) -> dict[str, Any]:
 
 
 def read_usage(output: struct_pb2.Value) -> common.TokenUsage:
-    """Return what a remote agent says that it used, in either spelling. A field that is not plausible is treated as missing."""
+    """Read the usage that a remote agent reports, in either spelling.
+
+    Implausible fields are treated as missing.
+    """
     metrics = dict(output.struct_value.fields)
     return common.TokenUsage(
         prompt_tokens=_first_count(metrics, _INPUT),
@@ -60,12 +66,12 @@ def read_usage(output: struct_pb2.Value) -> common.TokenUsage:
 
 
 def provider_of(llm: LlmSettings) -> str:
-    """Return the name of a model's provider: `llm.provider`, else by what serves it."""
+    """Return the name of a model's provider: `llm.provider`, else a name for the kind of server."""
     return llm.provider or ("openai-compatible" if llm.base_url else "llama.cpp")
 
 
 def _first_count(metrics: Mapping[str, struct_pb2.Value], names: tuple[str, ...]) -> int:
-    """Return the first of these that is a count above 0."""
+    """Return the first of these fields that is a count above 0; 0 if none is."""
     numbers = (_number(metrics.get(name)) for name in names)
     return next((int(number) for number in numbers if 1 <= number <= MOST_TOKENS), 0)
 

@@ -23,7 +23,7 @@ from moothall.services.protos import services_of
 _KEEPALIVE_TIMEOUT_MS = 20_000
 _PING_INTERVAL_MS = 10_000
 _ARRIVED_SECONDS = 0.1
-"""Time to accept calls that have already arrived: gRPC ends those with CANCELLED when the server stops, and no client retries that."""
+"""Time to accept calls that have arrived: gRPC ends others with CANCELLED, which nobody retries."""
 _LAST_SECONDS = 1.0
 """What the last answers get to be sent."""
 

@@ -69,7 +69,7 @@ class OrchestratorService(StoryCalls, CouncilCalls, TallyCalls, pb_grpc.Orchestr
     async def GetDeliberationResult(
         self, request: pb.GetDeliberationResultRequest, context: Any
     ) -> pb.GetDeliberationResultResponse:
-        """Return the result so far. A task of a plan that waits for the tasks before it is PENDING."""
+        """Return the result so far. A planned task that waits for earlier tasks is PENDING."""
         task_id, who = check_id(request.task_id, "task_id"), caller()
         try:
             outcome = await self._desk.result(task_id, who)

@@ -154,7 +154,7 @@ class RemoteAgent:
                     updates.cancel()
             failed = False
         except grpc.aio.AioRpcError as error:
-            # A refusal for too many or too long queries is about the query: others may still ask this replica.
+            # A refusal of a query as too long or too frequent says nothing about the replica.
             failed = True if error.code() is grpc.StatusCode.UNAVAILABLE else None
             replica.looked = float("-inf")
             raise
@@ -200,7 +200,8 @@ def _reply(answer: pb.ExecuteTaskResponse, endpoint: str, duration_ms: int) -> C
             used = answer.metrics.token_usage
             prompt, completion = max(0, used.prompt_tokens), max(0, used.completion_tokens)
             usage = Usage(
-                prompt_tokens=prompt + max(0, used.total_tokens - prompt - completion),  # some tell the total alone
+                # Some agents report the total alone.
+                prompt_tokens=prompt + max(0, used.total_tokens - prompt - completion),
                 completion_tokens=completion,
                 calls=1,
                 cost_usd=max(0.0, used.cost_usd),

@@ -38,7 +38,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
 
     async def create(self, request: pb.CreateStoryRequest, key: str) -> pb.CreateStoryResponse:
         """Put a story on the board; `key` names the request among the tenant's."""
-        await self._plans.check_repository(request.repository, request.title, caller())
+        await self._plans.check_repository(request.repository, caller())
         card = await self._board.create(
             StoryDraft(request.title, request.brief, tuple(request.ac)),
             caller(),

@@ -22,6 +22,26 @@ from moothall.errors import InvalidRequest, NotFound, Permanent, Temporary
 from moothall.testing.bus_contract import consuming, letters, requested, seat, seen
 
 
+class _Load:
+    """A handler that counts its concurrent calls; `done` is set after `expected` calls."""
+
+    def __init__(self, expected: int) -> None:
+        self.done = asyncio.Event()
+        self.most = 0
+        self._running = 0
+        self._left = expected
+
+    async def handle(self, recorded: Recorded) -> None:
+        del recorded
+        self._running += 1
+        self.most = max(self.most, self._running)
+        await asyncio.sleep(0.02)
+        self._running -= 1
+        self._left -= 1
+        if self._left == 0:
+            self.done.set()
+
+
 class WorkContract:
     """Cases for who takes messages, keeps them, gives them back, and what becomes of those that nobody can take."""
 
@@ -162,54 +182,27 @@ class WorkContract:
             assert calls == 1
 
     async def test_concurrency_is_bounded(self, opened: Any) -> None:
-        running = most = finished = 0
-        done = asyncio.Event()
-
-        async def handle(recorded: Recorded) -> None:
-            nonlocal running, most, finished
-            del recorded
-            running += 1
-            most = max(most, running)
-            await asyncio.sleep(0.02)
-            running -= 1
-            finished += 1
-            if finished == 30:
-                done.set()
-
-        async with opened() as bus, consuming(bus, "collector", handle, concurrency=4):
+        load = _Load(expected=30)
+        async with opened() as bus, consuming(bus, "collector", load.handle, concurrency=4):
             for number in range(30):
                 await bus.publish(seat(number))
             async with asyncio.timeout(20):
-                await done.wait()
-            assert most == 4
+                await load.done.wait()
+            assert load.most == 4
 
     async def test_consumers_that_share_a_capacity_are_bounded_together(self, opened: Any) -> None:
-        running = most = finished = 0
-        done = asyncio.Event()
-
-        async def handle(recorded: Recorded) -> None:
-            nonlocal running, most, finished
-            del recorded
-            running += 1
-            most = max(most, running)
-            await asyncio.sleep(0.02)
-            running -= 1
-            finished += 1
-            if finished == 20:
-                done.set()
-
-        capacity = Capacity(2)
+        load, capacity = _Load(expected=20), Capacity(2)
         async with (
             opened() as bus,
-            consuming(bus, "host-dev", handle, concurrency=capacity),
-            consuming(bus, "host-qa", handle, concurrency=capacity),
+            consuming(bus, "host-dev", load.handle, concurrency=capacity),
+            consuming(bus, "host-qa", load.handle, concurrency=capacity),
         ):
             for number in range(10):
                 for role in ("dev", "qa"):
                     await bus.enqueue(Channel.WORK.of(role), requested(f"task-{role}-{number}"))
             async with asyncio.timeout(60):
-                await done.wait()
-            assert most == 2
+                await load.done.wait()
+            assert load.most == 2
 
     async def test_what_a_shared_capacity_has_no_room_for_goes_to_others(self, opened: Any) -> None:
         hung, taken = asyncio.Event(), asyncio.Queue[str]()

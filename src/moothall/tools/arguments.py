@@ -70,12 +70,12 @@ class FilesWrite(Arguments):
 
 
 class FilesEdit(Arguments):
-    """`old` must occur exactly `count` times."""
+    """`old` must occur exactly `count` times; 0: once or more, and all are replaced."""
 
     path: Path
     old: Annotated[str, Field(min_length=1, max_length=MAX_CONTENT)]
     new: Text
-    count: int = Field(1, ge=1, le=1000)
+    count: int = Field(1, ge=0, le=1000)
 
 
 class FilesDefine(Arguments):

@@ -22,7 +22,7 @@ class RunCode(Arguments):
 
 
 class RunShell(Arguments):
-    """As code, for bash. Without a `session` the folder stays; `timeout_seconds` 0 is the usual time."""
+    """As code, for bash. Without a `session` only the working directory is kept; `timeout_seconds` 0 is the usual time."""
 
     command: Code
     timeout_seconds: int = Field(0, ge=0, le=86_400)
@@ -37,10 +37,12 @@ class CodeRun(Output):
 
 
 class ShellRun(CodeRun):
-    """As of code. `folder` is where the next command begins, if not at the top; `ended` names what it had left running."""
+    """As of code. `working_directory` is that of the next command, where it is not the root of the workspace; `ended_processes` are
+    the background processes that ended with the command.
+    """
 
-    folder: str | None = None
-    ended: list[str] | None = None
+    working_directory: str | None = None
+    ended_processes: list[str] | None = None
     note: str | None = None
 
 
@@ -105,7 +107,7 @@ SPECS: Final = (
     _code("node", "run JavaScript with Node", RunCode, {"code": "[1, 2].length"}, "2\n"),
     ToolSpec(
         name=SHELL,
-        summary="run a bash command; the folder stays, long output goes to a file, and git shows the history",
+        summary="run a bash command; the working directory is kept, git shows the history, and there is no network",
         arguments=RunShell,
         output=ShellRun,
         danger=Danger.EXECUTE,

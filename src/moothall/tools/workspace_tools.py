@@ -143,7 +143,7 @@ SPECS: Final = (
         Example("one place", {"path": "src/a.py", "old": "A = 1", "new": "A = 3"}, {"path": "src/a.py", "replaced": 1}),
         core=True,
         writes=True,
-        version="1.1.0",
+        version="1.2.0",
     ),
     _file(
         "define",

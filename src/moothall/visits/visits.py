@@ -139,7 +139,7 @@ class Visits:
             self._opening[who.tenant] -= 1
 
     def _check_room(self, tenant: str) -> None:
-        """Raise `RateLimited` if no further workspace may be opened, or none for this tenant: one tenant cannot take them all."""
+        """Raise `RateLimited` if the tenant, or all together, have opened as many as they may."""
         most = self._settings.visits
         own_most = min(self._settings.tenant_visits or most - most // 4, most)
         own = sum(visit.seat.tenant == tenant for visit in self._visits.values()) + self._opening[tenant]

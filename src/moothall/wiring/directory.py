@@ -16,7 +16,8 @@ from moothall.errors import ConfigurationError
 @dataclass(frozen=True, slots=True)
 class Address:
     """How to reach the process that serves this data directory. Holds the bus's credentials: mode 0600. `page`: where a browser of this
-    machine finds the page, empty where it does not. `settings`: a digest of each setting that changes the work.
+    machine finds the page, empty where it does not. `settings`: a digest of each setting that
+    changes the work.
     """
 
     pid: int

@@ -1,4 +1,4 @@
-"""Which settings of this process differ from those of the process that serves the data directory."""
+"""Compare the settings of this process with those of the process that serves the data directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 8
 
 
 def fingerprints(settings: Settings) -> dict[str, str]:
-    """Return a digest of each setting that changes the work, by its name, such as llm.model. Secrets are left out."""
+    """Return a digest of each setting that changes the work, by its name. Secrets are left out."""
     said = settings.model_dump(mode="json", include=_PARTS, exclude={"ray": {"mode"}, "llm": _IDLE, "models": {"__all__": _IDLE}})
     return {name: digest(repr(value))[:16] for name, value in _leaves(said, "")}
 
@@ -29,7 +29,7 @@ def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
 
 
 def describe_difference(settings: Settings, address: Address) -> str:
-    """Return which settings differ from those of the process at `address`, and how to attach to it; empty if none does."""
+    """Name the settings that differ from those at `address`, and how to attach; '' if none does."""
     here, there = fingerprints(settings), address.settings
     names = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
     if not names:

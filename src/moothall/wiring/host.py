@@ -149,10 +149,12 @@ Hosting = Callable[[Bus, str, str], AbstractAsyncContextManager[Alive]]
 async def open_fleet(
     settings: Settings, *, on_ray: bool, instance: str = "", fall_back: Callable[[str], None] | None = None
 ) -> AsyncIterator[Hosting]:
-    """Start what hosts need and yield what starts the hosts. `instance` is in the names of the hosts, where other processes have some.
+    """Start what hosts need and yield what starts the hosts. `instance` is in the names of the
+    hosts, where other processes have some.
 
-    If a Ray of our own does not start, or its hosts are not ready in time, hosts run in this process, and `fall_back` is told so.
-    Without it `FleetUnavailable` is raised. Raises `ConfigurationError` if Ray is not installed or cannot be reached at its address.
+    If Ray does not start on this machine, or its hosts are not ready in time, call `fall_back` with
+    a sentence and run the hosts in this process; without `fall_back` raise `FleetUnavailable`.
+    Raises `ConfigurationError` if the Ray at `ray.address` cannot be used.
     """
 
     def here(bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
@@ -172,7 +174,7 @@ async def open_fleet(
 
 
 def first_ready(first: Hosting, second: Hosting, fall_back: Callable[[str], None] | None) -> Hosting:
-    """Return what starts the hosts by `first`, or by `second` if those are not ready in time."""
+    """Start hosts with `first`, or with `second` if those are not ready in time."""
 
     @asynccontextmanager
     async def hosting(bus: Bus, bus_url: str, model_url: str) -> AsyncIterator[Alive]:
@@ -191,10 +193,10 @@ def first_ready(first: Hosting, second: Hosting, fall_back: Callable[[str], None
 
 
 def _fall_back(error: MoothallError, tell: Callable[[str], None] | None) -> None:
-    """Tell that hosts run in this process. Raises `FleetUnavailable` that names the setting if nobody is to be told."""
+    """Say that hosts run in this process; without `tell` raise an error that names the setting."""
     if tell is None:
         raise FleetUnavailable(
-            f"{error.message}. Set MOOTHALL_RAY__MODE=process to run hosts without Ray, or start again when the machine has less to do"
+            f"{error.message}. Set MOOTHALL_RAY__MODE=process to run hosts without Ray, or try again"
         ) from error
     tell(f"hosts run in this process instead of Ray: {error.message}")
 

@@ -39,8 +39,7 @@ if TYPE_CHECKING:  # imported where a server is asked
     from moothall.services.remote import RemoteKernel
 
 _SHOWN = 5
-_TRAILER = re.compile(r"(?m)^[A-Za-z-]{1,40}: (\S{1,140})$")
-"""A line of a commit message that may name a deliberation."""
+_TRAILER = re.compile(r"(?m)^Deliberation: (\S{1,140})$")
 
 
 async def find_repository(settings: Settings, named: NamedRepository) -> RepositoryRef | None:
@@ -149,10 +148,12 @@ def _git(settings: Settings) -> GitRunner:
 async def line_provenance(
     settings: Settings, place: tuple[str, str, str, int], given: Mapping[str, str] = NOTHING, tenant: str = ""
 ) -> tuple[LineOrigin, Sequence[Mapping[str, Any]]]:
-    """Return which commit a line comes from (repository, ref, path, line), and what the graph knows of that.
+    """Return the commit that a line comes from, and what the graph knows about it.
 
-    `given` are further parameters of the question. Without `tenant` it is that of the branch, of the registered repository, or of
-    the commit, whose message names its deliberation. Raises what `line_origin` raises, `GraphUnavailable`.
+    `place` is a repository, a ref, a path and a line; `given` are further parameters of the
+    question. Without `tenant` it is taken from the branch, the registered repository, or the
+    deliberation that the commit message names. Raises what `line_origin` raises,
+    `GraphUnavailable`.
     """
     from moothall.wiring.graph import open_answers
 
@@ -165,11 +166,13 @@ async def line_provenance(
 async def line_origin(
     settings: Settings, where: str, ref: str, path: str, line: int, *, tenant: str = ""
 ) -> tuple[LineOrigin, str]:
-    """Return which commit a line comes from, in a local repository or a registered one, and the tenant of the commit's deliberation.
+    """Return the commit that a line comes from, and the tenant of its deliberation.
 
-    Without `tenant` a registered repository of any tenant is found. Raises `NotFound`, `InvalidRequest`, `RepositoryError`.
+    Without `tenant` a registered repository of any tenant is found. Raises `NotFound`,
+    `InvalidRequest`, `RepositoryError`.
     """
-    of_branch = tenant_of(ref.rpartition("moothall/")[2])
+    _, found, branch = ref.rpartition("moothall/")
+    of_branch = tenant_of(branch) if found else ""
     if not await asyncio.to_thread(os.path.exists, where):
         repositories = trusted_repositories(settings)
         owner = tenant or of_branch or (await asyncio.to_thread(repositories.registry.find, where)).tenant
@@ -178,7 +181,7 @@ async def line_origin(
     local = await sources.find_local(git, Path(where))
     origin = await origin_of(git, local.git_dir, await sources.local_commit(git, local, ref), path, line)
     message = await message_of(git, local.git_dir, origin.commit)
-    of_commit = next(filter(None, (tenant_of(found[1]) for found in _TRAILER.finditer(message))), "")
+    of_commit = next(filter(None, (tenant_of(named[1]) for named in _TRAILER.finditer(message))), "")
     return origin, tenant or of_branch or of_commit or LOCAL.tenant
 
 

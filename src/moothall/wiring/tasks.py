@@ -89,9 +89,10 @@ class Tasks:
         return [name for name in await self._bus.list_ids(Channel.RESULTS) if is_id(name)]
 
     async def find(self, named: str, *, whole: bool = False) -> str:
-        """Return the id of the task that `named` is: a whole id, or a unique prefix unless `whole`.
+        """Return the id of a task, given as a whole id or, unless `whole`, a unique prefix.
 
-        Raises `InvalidRequest` for what is no id, the empty text included, and `NotFound`.
+        Raises `InvalidRequest` if `named` is not an id (the empty text, for example), and
+        `NotFound`.
         """
         check_id(named, "the task")
         if await self._bus.first(Channel.RESULTS.of(named)) is not None:
@@ -103,7 +104,9 @@ class Tasks:
         raise NotFound(f"no task {named!r}; {hint}")
 
     async def find_or_latest(self, named: str | None) -> str:
-        """Return the id as `find` does, or that of the latest task for None. Raises what `find` raises."""
+        """Return the id as `find` does; for None that of the latest task. Raises what `find`
+        raises.
+        """
         if named is not None:
             return await self.find(named)
         views = await self.latest(limit=1)
@@ -112,9 +115,11 @@ class Tasks:
         return views[0].task_id
 
     async def choose(self, named: str | None, seat: str = "") -> tuple[str, Result]:
-        """Return a task's id and the result of its winner, or of `seat`: its name, the end of that, or its number.
+        """Return a task's id and the result of its winner, or of `seat` (a name, the end of one, or
+        a number).
 
-        A seat of the latest task may be `named` alone. Raises `NotFound`, and `InvalidRequest` while the task is running.
+        If `named` is a seat of the latest task and not a task, that seat is meant. Raises
+        `NotFound`, and `InvalidRequest` while the task is running.
         """
         task = named
         if named and not seat and await self._is_seat_of_latest(named):
@@ -258,7 +263,9 @@ async def remove(settings: Settings, named: str, *, force: bool, tell: Tell) -> 
 
 
 def choose_result(outcome: Outcome, seat: str) -> Result:
-    """Return the result of the winner, or of a seat: its name, the end of that, or its number. Raises `NotFound`."""
+    """Return the result of the winner, or of a seat (a name, the end of one, or a number). Raises
+    `NotFound`.
+    """
     proposed = ", ".join(result.seat for result in outcome.results)
     if not seat:
         winner = next((result for result in outcome.results if outcome.winner_id and result.rank == 1), None)
@@ -272,8 +279,9 @@ def choose_result(outcome: Outcome, seat: str) -> Result:
     for result in outcome.results:
         if result.seat == named:
             return result
+    named = seat_named(seat, [end.seat for end in outcome.seats])
     for end in outcome.seats:
-        if end.seat == seat_named(seat, [other.seat for other in outcome.seats]):
+        if end.seat == named:
             raise NotFound(f"{end.seat} of {outcome.task_id} proposed nothing: {end.error_message or end.status.value}")
     raise NotFound(f"no seat {seat!r} in {outcome.task_id}; there are proposals of {proposed or 'nobody'}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from moothall.errors import WorkspaceFailed
 from moothall.inside import cases, checks
 from moothall.inside.face import plain
 from moothall.sandbox.bubblewrap import WORKSPACE
+from moothall.sandbox.cgroups import cores
 
 BROKEN = (TypeError, ValueError, AttributeError, RecursionError)
 """What reading an answer raises that is none."""
@@ -51,10 +51,12 @@ def usage_of(answer: Mapping[str, Any]) -> ToolUsage:
 
 
 def _is_contended(answer: Mapping[str, Any]) -> bool:
-    """Whether a command had to wait for cores that others used: not where it used them all itself."""
+    """Whether a command waited for cores that others used. It did not if it used nearly all cores
+    itself.
+    """
     duration, cpu = whole(answer.get("duration_ms", 0)), usage_of(answer).cpu_ms
     waited = whole(answer.get("contended_ms", 0)) >= _WAITED * duration
-    return waited and duration > 0 and cpu < _ALL * duration * (os.cpu_count() or 1)
+    return waited and duration > 0 and cpu < _ALL * duration * cores()
 
 
 def _results(answer: dict[str, Any]) -> dict[str, str]:
@@ -77,12 +79,17 @@ def tests_output(answer: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def code_output(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a caller is shown of a piece of code: nothing where it did not run."""
+    return {name: answer[name] for name in ("exit_code", "output") if answer.get(name) is not None}
+
+
 def shell_answer(answer: dict[str, Any], stopped: str) -> dict[str, Any]:
     """Return an answer to a command of the shell as the tool's; `stopped` says why it did not end by itself."""
     folder, left, note = (answer.get(name) for name in ("folder", "left", "note"))
-    output = {name: answer.get(name) for name in ("exit_code", "output")}
-    output |= {"folder": folder} if isinstance(folder, str) and folder != WORKSPACE else {}
-    output |= {"ended": [str(one) for one in left]} if isinstance(left, list) and left else {}
+    output = code_output(answer)
+    output |= {"working_directory": folder} if isinstance(folder, str) and folder != WORKSPACE else {}
+    output |= {"ended_processes": [str(one) for one in left]} if isinstance(left, list) and left else {}
     output |= {"note": str(note)} if note else {}
     return {**answer, "output": output, "error": answer.get("error") or stopped}
 

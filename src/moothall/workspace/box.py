@@ -36,9 +36,10 @@ EXECUTOR = "moothall.inside.executor"
 START_SECONDS = 20.0
 _GRACE_SECONDS = 5.0  # less than the gate's: an executor that says nothing is lost, and its turns are done again elsewhere
 _LOOK_PAUSE = 0.25
-_LONG = frozenset({"setup", "build", "check", "shell"})  # whose limits are said by who asks
+_LONG = frozenset({"setup", "build", "check", "shell"})  # the caller sets their limits
 _OFFLINE = {"GOPROXY": "off", "CARGO_NET_OFFLINE": "true", "npm_config_offline": "true", "PIP_NO_INDEX": "1"}
-# What set-up resolved holds where a check calls its package manager again: none looks for other versions.
+# If a check calls its package manager again, it uses what set-up resolved and does not look for
+# other versions.
 _RESOLVED = {
     "COREPACK_ENABLE_NETWORK": "0",
     "COREPACK_ENABLE_STRICT": "0",
@@ -50,22 +51,23 @@ _RESOLVED = {
     "YARN_ENABLE_NETWORK": "0",
 }
 _PNPM = {
-    "COREPACK_ROOT": f"{ENVIRONMENT}/corepack",  # pnpm then leaves its version to corepack, also where it is started alone
+    # With this, pnpm leaves its version to corepack, even if started directly.
+    "COREPACK_ROOT": f"{ENVIRONMENT}/corepack",
     "pnpm_config_manage_package_manager_versions": "false",
     "pnpm_config_verify_deps_before_run": "false",
 }
 _VERIFIES = "npm_config_verify_deps_before_run"
-"""What older pnpm reads. npm warns of it, so it is set only where the project asks pnpm to install before it runs."""
+"""Read by older pnpm. npm warns about it, so it is set only if the project asks pnpm to install
+before it runs."""
 _YARN = {"YARN_NODE_LINKER": "node-modules", "YARN_ENABLE_TELEMETRY": "0", "YARN_IGNORE_PATH": "1"}
-"""As detected set-ups install: its own way of linking needs a cache that lies outside the repository."""
+"""As detected set-ups install: Plug'n'Play needs a cache outside the repository."""
 _PROXIES = (
     *("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"),
     *("YARN_HTTP_PROXY", "YARN_HTTPS_PROXY"),  # yarn reads no others from its second version on
 )
 _OF_OTHERS = frozenset({"run", "code"})  # what runs code of others
-_SLOTTED = frozenset(
-    {"run", "build", "check", "code", "shell"}
-)  # what takes a slot of this machine; set-up mostly waits for the network
+# These take a slot. Set-up does not: it mostly waits for the network.
+_SLOTTED = frozenset({"run", "build", "check", "code", "shell"})
 _WRITING = frozenset({"files.write", "files.append", "files.edit", "files.define", "files.mkdir", "files.store"})
 
 Answer = dict[str, Any]
@@ -257,9 +259,11 @@ class Box(ABC):
         """Ask the executor and return its answer. Raises `WorkspaceFailed` when it is gone or silent.
 
         When the caller is cancelled, so is the command. `asked` answers what the request asks meanwhile, one question at a
-        time; the time that this takes is not the request's. What it raises, this raises. A command waits for a slot first (`alone`: for all,
-        `unslotted`: for none), and its time begins when it has it; `deadline` is when it ends in any case.
-        Time in which a busy machine keeps it waiting is not its own, up to `patience` times `wall_seconds`.
+        time; the time that this takes is not the request's. What it raises, this raises.
+
+        A command waits for a slot first (`alone`: for all, `unslotted`: for none), and its time
+        starts with the slot. Time spent waiting for a core does not count, up to `patience` times
+        `wall_seconds`. `deadline` is absolute.
         """
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._lock)
@@ -269,7 +273,7 @@ class Box(ABC):
                     async with asyncio.timeout(None if deadline is None else seconds_until(deadline)):
                         self._slot = await stack.enter_async_context(self.slots.hold(self._since, alone=alone))
                 except TimeoutError:
-                    return {"status": "timeout", "output": "no core was free for it before its deadline"}
+                    return {"status": "timeout", "output": "no slot was free before the deadline"}
             left = math.inf if deadline is None else seconds_until(deadline)
             wall = min(wall_seconds, left if op in _LONG else self._limits.wall_seconds)
             most = max(wall, min(patience * wall, left))
@@ -293,7 +297,7 @@ class Box(ABC):
         }
         if self._link is None:
             raise WorkspaceFailed("the workspace is not open")
-        # Only a command of others can use the memory up; asking the kernel costs more than reading a file does.
+        # Only foreign code can use up the memory; asking the kernel costs more than reading a file.
         killed = self._count_memory_kills() if message["op"] in _OF_OTHERS else None
         number, answer = self._link.ask(message)
         following = self._follow(number, answer, most, asked)
@@ -310,7 +314,7 @@ class Box(ABC):
         starved = killed is not None and self._count_memory_kills() > killed
         # A command may be over before the watch looks, and writing files has no watch.
         if not starved and result.get("status") == "success" and _writes(op, fields) and await self._disk_is_full():
-            said = f"the workspace holds more than it may (sandbox.disk_bytes = {limits.disk_bytes}); delete what is not needed"
+            said = f"the workspace exceeds sandbox.disk_bytes = {limits.disk_bytes}; delete files"
             result = {**result, "status": "disk", "verdict": "errored", "error": said}
         if starved and ((result.get("status") == "success" and result.get("exit_code")) or result.get("crashed")):
             result = {**result, "status": "memory", "verdict": "errored"}
@@ -319,8 +323,8 @@ class Box(ABC):
         return result
 
     async def _follow(self, number: int, answer: asyncio.Future[Answer], wall: float, asked: Asked | None) -> Answer:
-        """Wait for an answer, and answer what is asked meanwhile. The command computes nothing then, and leaves its slot: what it asks for
-        may need one.
+        """Wait for an answer, and answer questions meanwhile. The command leaves its slot then,
+        since the answer may need one.
         """
         link = self._link
         assert link is not None  # noqa: S101 - request made sure
@@ -427,4 +431,4 @@ class Box(ABC):
 
 def _writes(op: str, fields: Mapping[str, Any]) -> bool:
     """Whether a request may fill the disk of the workspace. A set-up has a limit of its own."""
-    return op in {"run", "check", "code", "shell"} or (op == "files" and fields.get("tool") in _WRITING)
+    return op in _SLOTTED or (op == "files" and fields.get("tool") in _WRITING)

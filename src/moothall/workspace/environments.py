@@ -164,10 +164,8 @@ class Environments:
                 steps = base.profile.steps or tuple(SetupStep(argv) for argv in base.profile.setup)
                 local = self._settings.workspace.kind == "local"
                 variables = _ON_DISK | (_node_headers(chosen.homes) if local else {})
-                made = _ON_DISK["TMPDIR"]
-                await box.request(
-                    "setup", wall_seconds=_CLEAN_SECONDS, argv=("mkdir", "-p", made), env=box.variables(), folder=""
-                )
+                make = ("mkdir", "-p", _ON_DISK["TMPDIR"])
+                await box.request("setup", wall_seconds=_CLEAN_SECONDS, argv=make, env=box.variables(), folder="")
                 await _Steps(box, end, tell, variables, self._settings.sandbox).run(steps)
                 await box.request(
                     "setup", wall_seconds=_CLEAN_SECONDS, argv=("rm", "-rf", _DOWNLOADS), env=box.variables(), folder=""
@@ -222,7 +220,7 @@ class _Steps:
             if answer.get("status") == "success" and answer.get("exit_code") == 0:
                 self._tell_left_out(step, output)
                 continue
-            fails = answer.get("status") in _MAY_FAIL  # with less it may go well
+            fails = answer.get("status") in _MAY_FAIL  # less may succeed
             if step.instead and fails:
                 self._tell(f"that failed{_because(output)}; trying with less")
                 said = excerpt(output, _BEFORE, _BEFORE).replace("\n", "\n  ")
@@ -238,7 +236,7 @@ class _Steps:
                 raise RepositoryError(self._why(step, answer, output, before))
 
     def _tell_left_out(self, step: SetupStep, output: str) -> None:
-        """Say what an installation line by line has left out."""
+        """Report the lines that an installation line by line left out."""
         if step.argv[: len(LINE_BY_LINE)] == LINE_BY_LINE:
             for line in [line for line in output.splitlines() if line.startswith(_LEFT_OUT)][:_LEFT_OUT_SHOWN]:
                 self._tell(line[:400])
@@ -257,7 +255,9 @@ class _Steps:
 
 
 def _node_headers(homes: Sequence[Path]) -> dict[str, str]:
-    """Return where node-gyp finds the headers of the Node that a set-up on this machine runs, {} where they are not beside it."""
+    """Return the variable that leads node-gyp to the headers of this machine's Node, or {} if Node
+    comes without them.
+    """
     for home in (*homes, Path("/usr/local"), Path("/usr")):
         if (home / "bin" / "node").exists():
             there = (home / "include" / "node" / "node_version.h").exists()

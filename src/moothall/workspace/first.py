@@ -86,7 +86,9 @@ class FirstChanges:
 
 
 def _encode_as(raw: bytes, text: str) -> bytes:
-    """Return a text in the encoding of the file in whose place it comes, as far as that has its characters."""
+    """Return a text in the encoding of the file that it replaces, or in UTF-8 if that lacks a
+    character.
+    """
     try:
         return (find_encoding(raw) or UTF_8).encode(text)
     except UnicodeEncodeError:

@@ -35,11 +35,13 @@ class GitState:
     branches: dict[str, str] = field(default_factory=dict)
     added: set[str] = field(default_factory=set)
     made: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """The commits that were made here: the one before, and the message."""
+    """The commits made here: commit → (parent, message)."""
 
     @property
     def message(self) -> str:
-        """The messages of the commits from the base to the newest, oldest first, each once; empty where none was made here."""
+        """The messages of the commits made here, oldest first, without duplicates; empty if there
+        are none.
+        """
         messages: list[str] = []
         at = self.head
         while at in self.made:

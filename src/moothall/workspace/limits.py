@@ -64,12 +64,16 @@ def describe_limit(name: str, status: str, given: CheckLimit, sandbox: SandboxSe
     return f"{name} was stopped: {status}"
 
 
-def describe_shell_limit(status: str, seconds: float, most: float, sandbox: SandboxSettings) -> str:
-    """Say why a command of the shell was stopped, and what to do about it; '' for one that ended by itself."""
+def describe_shell_limit(status: str, seconds: float, asked: float, most: float, sandbox: SandboxSettings) -> str:
+    """Say why a command of the shell was stopped, and what to do about it; '' for one that ended by itself. `asked` is the time that it
+    was to have, `seconds` what it had, and `most` what a command may have.
+    """
     if status == "timeout":
         more = f"timeout_seconds gives a command up to {most:g} s (code.shell_seconds)"
-        if seconds >= most - 1:
+        if asked >= most:
             more = f"{most:g} s is the most that a command may take (code.shell_seconds); run less at once"
+        if seconds < min(asked, most) - 1:
+            more = "no more time was left for it"
         return f"the command was stopped after {seconds:.0f} s; {more}. What it printed until then is in the output"
     if setting := _SETTINGS.get(status):
         if status == "cpu":
@@ -80,14 +84,14 @@ def describe_shell_limit(status: str, seconds: float, most: float, sandbox: Sand
 
 
 def describe_setup_limit(status: str, sandbox: SandboxSettings) -> str:
-    """Say which limit of ours a command of a set-up hit, and which setting it is; '' for none."""
+    """Return which of our limits a command of a set-up hit, with its setting, or ''."""
     setting = _SETTINGS.get(status, "")
     if not setting:
         return ""
     said = f"{setting} = {getattr(sandbox, setting.partition('.')[2]):g}"
     if status == "disk":
         return (
-            f"a file may have {said} bytes, and /tmp half of sandbox.memory_bytes = {sandbox.memory_bytes:g}; "
-            "set more, if the disk itself is not full"
+            f"a file may have {said} bytes, and /tmp half of "
+            f"sandbox.memory_bytes = {sandbox.memory_bytes:g}; raise it, unless the disk itself is full"
         )
     return said

@@ -44,9 +44,9 @@ from moothall.repositories.objects import Change
 from moothall.repositories.trusted import Remote
 from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.tools import code_sessions
-from moothall.tools.code_tools import SHELL
+from moothall.tools.code_tools import SHELL, USUAL_SECONDS
 from moothall.workspace import limits
-from moothall.workspace.answers import check_run, result_of, shell_answer, tests_output
+from moothall.workspace.answers import check_run, code_output, result_of, shell_answer, tests_output
 from moothall.workspace.box import Box, BoxSetup
 from moothall.workspace.bundle import grammars
 from moothall.workspace.dialogue import Answerer, converse, endless_run, full_run, most_asked
@@ -62,7 +62,7 @@ _SHELL_VARIABLES = {
     "PAGER": "cat",
     "GIT_PAGER": "cat",
 }
-_AGAIN = "this says nothing of the code; run it again"
+_AGAIN = "this proves nothing about the code; run it again"
 _REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
     (InvalidRequest, ToolStatus.INVALID),
     (Refused, ToolStatus.BLOCKED),
@@ -75,8 +75,8 @@ _REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class _CheckOrder:
-    """How a check is run: narrowed to `cases`, the files `apart` in a process of their own, until `deadline`, `alone` on its machine;
-    `patience` as in `Box.request`.
+    """How a check is run: narrowed to `cases`, with the files `apart` in a process of their own.
+    The others are those of `Box.request`.
     """
 
     cases: Sequence[str] = ()
@@ -163,7 +163,7 @@ class LocalWorkspace:
         if call.tool == SHELL:
             return await self._run_shell(call, seconds)
         answer = await self._run(code_sessions.command(call.tool, call.arguments), seconds)
-        return {**answer, "output": {name: answer.get(name) for name in ("exit_code", "output")}}
+        return {**answer, "output": code_output(answer)}
 
     async def _run_shell(self, call: ToolCall, seconds: float) -> dict[str, Any]:
         answer = await self._box.request(
@@ -173,8 +173,8 @@ class LocalWorkspace:
             env={**self._box.variables(), **_SHELL_VARIABLES},
             shell_state={"history": await self._box.show_history(), "session": bool(call.arguments.get("session"))},
         )
-        most = self._settings.code.shell_seconds
-        return shell_answer(answer, describe_shell_limit(str(answer.get("status")), seconds, most, self._limits))
+        asked, most = call.arguments.get("timeout_seconds") or USUAL_SECONDS, self._settings.code.shell_seconds
+        return shell_answer(answer, describe_shell_limit(str(answer.get("status")), seconds, asked, most, self._limits))
 
     async def _run_wasm(self, call: ToolCall, seconds: float) -> dict[str, Any]:
         return answer_of(call.tool, await self._run(self._shelf.command(call.tool, call.arguments, seconds), seconds))
@@ -200,7 +200,7 @@ class LocalWorkspace:
             return CheckRun(name, Verdict.MISSING, output=f"no check {name!r} is configured; there are: {known}", status="error")
         limit = limits.limit(self._settings.workspace, self.prepared, name)
         if 0 < seconds < limit.seconds:
-            limit = replace(limit, seconds=seconds, why="as long as it may take here")
+            limit = replace(limit, seconds=seconds, why="the limit of this run")
         if deadline and seconds_until(deadline) <= 0:
             return CheckRun(name, Verdict.ERRORED, output="the deadline had passed before the check", status="timeout")
         folder = self.base.profile.folders.get(name, "")
@@ -246,9 +246,11 @@ class LocalWorkspace:
 
     @asynccontextmanager
     async def _built(self, seconds: float, order: _CheckOrder) -> AsyncIterator[tuple[Box, dict[str, Any] | None]]:
-        """Yield a box in which the files are built as they are now, and the answer of a build that failed.
+        """Yield a box with the current files built, and the answer of the build if it failed, else
+        None.
 
-        What a build leaves is no change of the workspace: it is done in a box beside, or taken back.
+        The products of a build are no changes of the workspace: it runs in a second box, or its
+        changes are reverted.
         """
         steps = await self._builds()
         if not steps:
@@ -260,13 +262,15 @@ class LocalWorkspace:
                 yield box, await self._build(box, steps, seconds, order)
             return
         before = await self.changes()
-        yield self._box, await self._build(self._box, steps, seconds, order)
-        with suppress(PatchRefused):  # more than a patch can hold: what follows in this workspace says so
-            if await self.changes() != before:
-                await self.restore(before)
+        try:
+            yield self._box, await self._build(self._box, steps, seconds, order)
+        finally:
+            with suppress(PatchRefused, WorkspaceFailed):  # the next use reports them
+                if await self.changes() != before:
+                    await self.restore(before)
 
     async def _builds(self) -> tuple[BuildStep, ...]:
-        """Return the steps that build something of what differs from the base."""
+        """Return the steps whose sources differ from the base, and those that list no sources."""
         steps = self.base.profile.builds
         if all(not step.sources for step in steps):
             return steps
@@ -277,7 +281,7 @@ class LocalWorkspace:
         return tuple(step for step in steps if not step.sources or any(_is_source(step, path) for path in paths))
 
     async def _build(self, box: Box, steps: Sequence[BuildStep], seconds: float, order: _CheckOrder) -> dict[str, Any] | None:
-        """Run steps in order; return the first answer that is no success, as that of a check."""
+        """Run steps in order; return the first failure as a check's answer, or None."""
         wall = max(seconds, self._settings.workspace.check_seconds)
         for step in steps:
             answer = await box.request(
@@ -292,20 +296,21 @@ class LocalWorkspace:
             if answer.get("status") == "success" and answer.get("exit_code") == 0:
                 continue
             said = f"the build failed: {shlex.join(step.argv)}\n{answer.get('output') or answer.get('error') or ''}"
-            return {**answer, "output": said, "cases": {}, "verdict": checks.verdict(("make",), 1, {})}
+            return {**answer, "output": said, "cases": {}, "verdict": cases.FAILED}
         return None
 
     async def changes(self) -> list[Change]:
         """Return what differs from the base, as git would store it. Raises `PatchRefused`."""
         workspace = self._settings.workspace
         caps = ChangeCaps(file_bytes=workspace.max_file_bytes, total_bytes=4 * workspace.max_file_bytes)
-        files = [
-            entry.path for entry in await self.clone.entries(self.base.sha)
-        ]  # with the odd names, whose loss is a change too
+        # Odd names included: deleting such a file is a change too.
+        files = [entry.path for entry in await self.clone.entries(self.base.sha)]
         return await self.clone.clean(self.base.sha, await self._box.changes(files, caps))
 
     async def write(self, changes: Sequence[Change]) -> None:
-        """Make these paths as the changes say, which are as git stores them. Raises `WorkspaceFailed` where that is not possible."""
+        """Apply changes, given in the form that git stores. Raises `WorkspaceFailed` if that is not
+        possible.
+        """
         if not changes:
             return
         message = [

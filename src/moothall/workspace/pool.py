@@ -73,7 +73,8 @@ class BoxPool:
         await asyncio.to_thread(scratch.sweep)
         await asyncio.to_thread(boxlog.prune, self._settings.data_dir)
         await asyncio.to_thread(bundle, self._folder / "code")
-        # What a killed host leaves: a sandbox that was just starting, cgroups, our folder. This process hears of the kill by its stdin.
+        # Cleans up after a killed host: a sandbox that was just starting, cgroups, our folder. Its
+        # stdin ends with us.
         groups = sorted({str(folder) for folder in await asyncio.to_thread(cgroups.parents) or ()})
         self._reaper = await start_process(
             *(sys.executable, "-I", "-S", orphans.__file__, f"{self._instance}-", str(self._folder), *groups),

@@ -1,8 +1,10 @@
-"""Slots for commands: how many run at a time on this machine, across all processes of one user.
+"""Slots for commands: they limit how many run at a time on this machine, across all processes of
+one user.
 
-A slot is the lock of a file, so the kernel frees it when its holder ends, kill -9 included. Processes that wait write since when
-their oldest command waits into a file of their own; younger commands of other processes let it go first. A process that stands
-still (SIGSTOP) stops touching its files; then its slots and its place in the queue do not count.
+A slot is a file lock, so the kernel frees it when its holder ends, even by kill -9. Each waiting
+process writes the start time of its oldest waiting command to a file of its own; younger commands
+of other processes let it go first. A stopped process (SIGSTOP) no longer touches its files; its
+slots and its place in the queue then do not count.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ _since: ContextVar[float] = ContextVar("since", default=0.0)
 
 @contextmanager
 def queued_since(moment: float) -> Iterator[None]:
-    """Let commands inside wait for a slot as if they had waited since `moment` (Unix time): the oldest go first."""
+    """Let commands inside queue for a slot as if they had waited since `moment` (Unix time). The
+    oldest go first.
+    """
     token = _since.set(moment)
     try:
         yield
@@ -46,7 +50,9 @@ def queued_since(moment: float) -> Iterator[None]:
 
 
 def slots_folder(fallback: Path) -> Path:
-    """Return the folder of slots of this machine and user, made if necessary; `fallback` if /tmp cannot hold it."""
+    """Return the slots folder of this machine and user, creating it; `fallback` if it cannot be in
+    /tmp.
+    """
     shared = Path(f"/tmp/moothall-{os.geteuid()}")  # noqa: S108 - one place whatever TMPDIR is; its owner is checked
     with suppress(OSError):
         shared.mkdir(mode=0o700, exist_ok=True)
@@ -66,7 +72,7 @@ def _is_private(folder: Path) -> bool:
 
 @dataclass(order=True, slots=True)
 class _Turn:
-    """A command that waits; the oldest comes first."""
+    """A waiting command; the oldest comes first."""
 
     since: float
     number: int = field(default_factory=itertools.count().__next__)
@@ -75,8 +81,9 @@ class _Turn:
 class Slots:
     """The slots of this machine, as one process takes them. Belongs to one event loop.
 
-    `find_folder` returns where the files lie, and makes the folder. `count`: how many commands run at a time. Processes with other counts share
-    the files: each looks at the first `count`.
+    find_folder: returns the folder of the files, creating it.
+    count: how many commands run at a time. Processes with other counts share the files; each uses
+    the first `count`.
     """
 
     def __init__(self, find_folder: Callable[[], Path], count: int) -> None:
@@ -96,10 +103,11 @@ class Slots:
 
     @asynccontextmanager
     async def hold(self, since: float = 0.0, *, alone: bool = False) -> AsyncIterator[Slot]:
-        """Wait for a slot and hold it. `alone`: for all of them, so that no other command runs meanwhile. `since` counts where no
-        `queued_since` is around this.
+        """Wait for a slot and hold it. `alone`: for all slots, so that no other command runs
+        meanwhile.
 
-        Time limits around this (`aio.TimeLimit`) do not count the wait.
+        A surrounding `queued_since` overrides `since`. Time limits around this (`aio.TimeLimit`) do
+        not count the wait.
         """
         slot = Slot(self, _since.get() or since or time.time(), alone=alone)
         try:
@@ -109,7 +117,9 @@ class Slots:
             slot.leave()
 
     async def take(self, since: float, *, alone: bool) -> dict[str, int]:
-        """Wait for a slot, or for all, and return the locked files by name. `free` unlocks them."""
+        """Wait for a slot, or for all, and return the descriptors of the locked files by name.
+        `free` unlocks them.
+        """
         with off_the_clock(), metrics.SLOT_SECONDS.time():
             taken = await self._wait(since, alone=alone)
             try:
@@ -123,7 +133,9 @@ class Slots:
         return taken
 
     async def _wait(self, since: float, *, alone: bool) -> dict[str, int]:
-        """Wait for this command's turn. `alone`: for the lock that keeps others from new slots."""
+        """Wait for this command's turn and take a slot; with `alone`, the lock that keeps others
+        from taking slots.
+        """
         turn = _Turn(since)
         bisect.insort(self._turns, turn)
         try:
@@ -144,7 +156,9 @@ class Slots:
             self._freed.set()
 
     def _attempt(self, since: float, *, alone: bool) -> dict[str, int] | None:
-        """Try to take a slot. None: wait. What cannot be counted, as on a full disk, runs without a slot."""
+        """Try to take a slot; None means wait. If slots do not work, as on a full disk, the command
+        runs without one.
+        """
         try:
             return self._try_take(since, alone=alone)
         except FileNotFoundError:  # the folder was cleared away
@@ -155,7 +169,9 @@ class Slots:
             return {}
 
     def _try_take(self, since: float, *, alone: bool) -> dict[str, int] | None:
-        """Take a slot, or the lock of who wants to be alone; None if none is free or an older command waits elsewhere."""
+        """Take a slot, or the `alone` lock. Return None if none is free or an older command waits
+        in another process.
+        """
         if self._older_waits(since):
             return None
         lock = self._lock(_ALONE)
@@ -169,7 +185,7 @@ class Slots:
             self._unlock(lock)
 
     def _lock_one(self) -> dict[str, int]:
-        """Lock a free slot. One whose holder stands still has another in its place."""
+        """Lock a free slot. An extra one replaces each slot whose holder stands still."""
         count, number = self.count, 0
         while number < count:
             name = f"{_SLOT}{number}"
@@ -180,7 +196,9 @@ class Slots:
         return {}
 
     def _lock_all(self, taken: dict[str, int]) -> bool:
-        """Lock what is free and not `taken` yet, and add it. Return whether that is all but what stands still."""
+        """Lock the free slots and add them to `taken`. Return whether only slots of stopped
+        processes are missing.
+        """
         names = {f"{_SLOT}{number}" for number in range(self.count)} | {path.name for path in self._folder.glob(f"{_SLOT}*")}
         for name in names - taken.keys():
             if (descriptor := self._lock(name)) >= 0:
@@ -202,7 +220,7 @@ class Slots:
     def _unlock(self, descriptor: int) -> None:
         if descriptor >= 0:
             self._held.discard(descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # at once, also if a process that is being started has a copy
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # at once, even if a starting process has a copy
             os.close(descriptor)
 
     def free(self, taken: dict[str, int]) -> None:
@@ -213,7 +231,7 @@ class Slots:
         self._freed.set()
 
     def _beat(self) -> None:
-        """Show that the holder of these locks runs."""
+        """Show that the holder of these locks is running."""
         for descriptor in self._held:
             os.utime(descriptor)
         self._beating = asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._beat) if self._held else None
@@ -229,7 +247,9 @@ class Slots:
             return 0.0
 
     def _older_waits(self, since: float) -> bool:
-        """Tell others since when this process waits, and return whether a command of theirs waits for longer."""
+        """Publish since when this process waits; return whether another process has an older
+        waiting command.
+        """
         if since == self._told and self._queue_file.exists():
             os.utime(self._queue_file)
         else:
@@ -254,7 +274,9 @@ class Slots:
 
 
 class Slot:
-    """A place among the commands that run. It can be left while its command waits for something, and taken again."""
+    """A place among the running commands. It can be left while the command waits for something, and
+    taken again.
+    """
 
     def __init__(self, slots: Slots, since: float, *, alone: bool) -> None:
         self._slots = slots

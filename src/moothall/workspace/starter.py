@@ -109,6 +109,8 @@ class Starter:
 
 
 def _add_reporters(env: Path) -> None:
-    """Put our reporters on the path of an environment's Python: a command that sets PYTHONPATH itself still finds them."""
+    """Put our reporters on the path of an environment's Python, so that commands that set
+    PYTHONPATH find them too.
+    """
     for packages in env.glob("lib/python*/site-packages"):
         (packages / "moothall.pth").write_text(f"{PLUGINS}\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Git as a way out: it is run by the trusted side only, on its own clone, and never in a workspace."""
+"""Git as a way out: the trusted side runs it on its own clone, and never on what a workspace holds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from corpus.attempt import Attempt
 
 _NO = ("invalid", "blocked", "error")
 _TOUCH = "touch /tmp/@MARK@ /etc/@MARK@"
+_LEFT_OUT = r'"files": \["README.copy"\]'
 _OWN_FOLDER = "git's own folder|submodule|absolute|leaves the tree"
 
 
@@ -36,13 +37,16 @@ _HOOKS = "mkdir -p hooks; " + "; ".join(
 _DRIVERS = "printf '* filter=evil diff=evil merge=evil text eol=crlf ident export-subst working-tree-encoding=UTF-16\\n' > .gitattributes"
 
 ATTEMPTS = (
-    _planted("folder-with-configuration", f"mkdir .git; {_WRITE_CONFIG}mv CONFIG .git/config", _NO, _OWN_FOLDER),
+    _planted("folder-with-configuration", f"rm .git; mkdir .git; {_WRITE_CONFIG}mv CONFIG .git/config", shows=_LEFT_OUT),
+    _planted("configuration-of-the-shell", f"{_WRITE_CONFIG}mv CONFIG $(git rev-parse --git-dir)/config", shows=_LEFT_OUT),
+    _planted("hooks-of-the-shell", f"{_HOOKS}; mv hooks $(git rev-parse --git-dir)/", shows=_LEFT_OUT),
     _planted("folder-in-capitals", "mkdir .GIT; echo x > .GIT/config", _NO, _OWN_FOLDER),
     _planted("folder-with-invisible-letters", "mkdir $'.g\\u200cit'; echo x > $'.g\\u200cit/config'", _NO, _OWN_FOLDER),
     _planted("folder-with-a-short-name", "mkdir git~1; echo x > git~1/config", _NO, _OWN_FOLDER),
-    _planted("folder-in-a-folder", "mkdir -p src/.git/hooks; echo x > src/.git/hooks/post-commit", _NO, _OWN_FOLDER),
-    _planted("file-that-points-elsewhere", "echo gitdir: $(dirname @OUTSIDE@) > .git", _NO, _OWN_FOLDER),
-    _planted("alternates", "mkdir -p .git/objects/info; echo / > .git/objects/info/alternates", _NO, _OWN_FOLDER),
+    _planted("folder-in-a-folder", "mkdir -p src/.git/hooks; echo x > src/.git/hooks/post-commit", shows=_LEFT_OUT),
+    _planted("file-that-points-elsewhere", "echo gitdir: $(dirname @OUTSIDE@) > .git", shows=_LEFT_OUT),
+    _planted("link-that-points-elsewhere", "rm .git; ln -s $(dirname @OUTSIDE@) .git", shows=_LEFT_OUT),
+    _planted("alternates", "rm .git; mkdir -p .git/objects/info; echo / > .git/objects/info/alternates", shows=_LEFT_OUT),
     _planted(
         "a-bare-repository-in-the-tree",
         f"echo ref: refs/heads/x > HEAD; mkdir -p objects refs; {_WRITE_CONFIG}mv CONFIG config; {_HOOKS}",

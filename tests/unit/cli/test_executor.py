@@ -1,4 +1,4 @@
-"""`moothall executor`: refused where it would end the processes of others, and an executor where it is the first process."""
+"""`moothall executor` starts as the first process of a container, and nowhere else."""
 
 from __future__ import annotations
 

@@ -2,25 +2,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from moothall.cli import main
+from support.commands import leaves
 
 WIDTH = 80
-
-
-def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    if not isinstance(command, click.Group):
-        yield path, command
-        return
-    for name in command.list_commands(click.Context(command)):
-        below = command.get_command(click.Context(command), name)
-        assert below is not None
-        yield from leaves(below, (*path, name))
 
 
 def test_the_overview_has_each_command_once_on_one_line() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -13,19 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from moothall.cli import main
+from support.commands import leaves
 
 STARTERS = {"demo", "doctor", "open", "serve"}
 """They start a server, or try every part of the machine: other tests run them."""
-
-
-def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    if not isinstance(command, click.Group):
-        yield path, command
-        return
-    for name in command.list_commands(click.Context(command)):
-        below = command.get_command(click.Context(command), name)
-        assert below is not None
-        yield from leaves(below, (*path, name))
 
 
 COMMANDS = {" ".join(path): command for path, command in leaves(main)}

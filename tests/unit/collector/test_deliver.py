@@ -1,4 +1,4 @@
-"""The winner's commit: its seat's own words, and the task in trailers."""
+"""The message of the winner's commit: its seat's own message, and the task in trailers."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ async def test_a_seats_own_message_is_the_commits(message: str, origin: str, wan
     [
         ("fix: x\x1b[31m red\x00", "fix: x [31m red"),
         ("fix: x [skip ci]\n\n[ci skip] y\n[no ci]", "fix: x\n\n y"),
+        ("fix: x [skip[skip ci] ci]\n[[no ci]no ci]", "fix: x"),
+        ("fix: x\n\n[skip ci]Signed-off-by: A <a@b>", "fix: x"),
         (
             "fix: x\n\n\n\nCo-authored-by: A <a@b>\nDeliberation: other\nwinner: me\nthe winner is ours",
             "fix: x\n\nthe winner is ours",

@@ -19,6 +19,7 @@ from support.repos import SAMPLE, SOLUTION
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
+URL = "http://127.0.0.1:9/v1"  # only whether there is one counts
 WRONG = '\n\ndef hello_world() -> str:\n    return "Goodbye"\n'
 
 
@@ -50,6 +51,25 @@ async def test_a_proven_change_ends_the_seat_without_another_call(council: Any) 
     assert checks["applies"]["assessment"]["proven"] is True
     assert checks["tests"]["evidence"]["verdict"] == "passed"
     assert house.workspaces.alive == set()
+
+
+@pytest.mark.parametrize(("url", "window", "limited"), [(URL, 8_192, True), (URL, 32_768, False), (None, 32_768, True)])
+async def test_strings_of_a_reply_have_limits_for_small_models_only(
+    council: Any, url: Any, window: int, *, limited: bool
+) -> None:
+    async with council(script(append()), base_url=url, context_tokens=window) as house:
+        await house.run(house.deliberation("single", 1))
+        schema = json.dumps(house.server.requests[0].body["response_format"])
+    assert ("maxLength" in schema) is limited
+
+
+async def test_a_reply_in_the_spelling_of_a_model_family_is_done(council: Any) -> None:
+    content = f"<parameter=path>\nsrc/utils.py\n</parameter>\n<parameter=content>\n{SOLUTION}\n</parameter>"
+    call = f"I add it.\n<tool_call>\n<function=files.append>\n{content}\n</function>\n</tool_call>"
+    async with council(script(call)) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert len(house.server.requests) == 1
+    assert outcomes(events) == {ONE: "proposed"}
 
 
 async def test_a_new_file_that_git_ignores_is_told_before_the_answer_counts_as_done(council: Any) -> None:
@@ -137,7 +157,7 @@ async def test_a_refused_tool_is_a_result_that_the_model_sees(council: Any) -> N
         ("I would append the function.", "there is no JSON object"),
         ('{"thought": "x", "actions": [', "JSON is broken"),
         ('{"thought": "x"}', "holds none of actions, finish"),
-        ('{"actions": [{"tool": "files.list"}], "finish": "done"}', "holds actions and finish"),
+        ('{"actions": [{"tool": "files.list"}], "python": "print(1)"}', "holds actions and python"),
         ('{"thought": "x", "python": "print(1)"}', "Python is not available"),
         (Fault("length", text='{"thought": "x", "act'), "cut off because it was too long"),
     ],

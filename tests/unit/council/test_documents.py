@@ -1,4 +1,4 @@
-"""Deliberations whose answer is a document: the tasks of a story, or a story. They have phases and schemas of their own."""
+"""Deliberations whose answer is a document have phases and schemas of their own."""
 
 from __future__ import annotations
 

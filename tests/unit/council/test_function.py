@@ -9,7 +9,7 @@ import pytest
 from moothall.config import LimitSettings
 from moothall.council.function import function_of
 from moothall.council.prompting.excerpt import Shown
-from moothall.council.prompting.reply import MalformedReplyError
+from moothall.council.prompting.variants import MalformedReplyError
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply
 from moothall.domain.event import EventType

@@ -1,4 +1,4 @@
-"""What a seat says in its own commits goes with its proposal."""
+"""The messages of a seat's own commits are part of its proposal."""
 
 from __future__ import annotations
 

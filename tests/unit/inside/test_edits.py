@@ -91,3 +91,10 @@ def test_only_the_lines_that_were_meant_change(rows: list[str], at: int, size: i
     )
     changed = text[head : len(text) - tail]
     assert len(changed.strip()) <= len(old.strip()) + 2
+
+
+def test_a_count_of_0_replaces_every_occurrence_and_needs_one() -> None:
+    assert replace("a.py", "x = 1\nx = 1\n", "x = 1", "y = 2", 0) == ("y = 2\ny = 2\n", 2)
+    assert replace("a.py", "    x = 1\n    x = 1\n", "x = 1  \n", "y = 2\n", 0)[1] == 2
+    with pytest.raises(ToolFailure):
+        replace("a.py", "x = 1\n", "nothing", "y", 0)

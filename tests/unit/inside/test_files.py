@@ -97,7 +97,7 @@ _TEXT = "# größer\nx = 1\n"
         (_TEXT.encode("utf-16-le"), "utf-16-le"),
         (_TEXT.encode("utf-16-be"), "utf-16-be"),
         (_TEXT.encode("utf-32"), "utf-32-le with a byte order mark"),
-        ("# ä ö ü \n".encode() + b"# \xe4\nx = 1\n", "utf-8 with bytes that are none"),
+        ("# ä ö ü \n".encode() + b"# \xe4\nx = 1\n", "utf-8 with invalid bytes"),
     ],
 )
 def test_a_text_stays_in_its_encoding(tree: Tree, raw: bytes, name: str) -> None:
@@ -115,6 +115,13 @@ def test_a_text_stays_in_its_encoding(tree: Tree, raw: bytes, name: str) -> None
     assert file.read_bytes() == encoding.encode(text.replace("x = 1", "y = 2") + "z = 3\n")
     tree("write", path="a.txt", content=text)
     assert file.read_bytes() == raw
+
+
+def test_invalid_bytes_in_code_stay_around_a_new_definition(tree: Tree) -> None:
+    raw = "# ä ö ü\n".encode() + b"# \xe4\ndef f():\n    return 1\n"
+    (tree.path / "a.py").write_bytes(raw)
+    tree("define", path="a.py", name="f", content="def f():\n    return 2")
+    assert (tree.path / "a.py").read_bytes() == raw.replace(b"return 1", b"return 2")
 
 
 def test_a_character_that_the_encoding_has_not_is_refused(tree: Tree) -> None:
@@ -154,6 +161,13 @@ def test_a_text_keeps_its_line_ends(tree: Tree, end: str) -> None:
     file.write_bytes(end.join(["one", "two"]).encode())
     tree("append", path="a.txt", content="three")
     assert content() == end.join(["one", "two", "three"])
+
+
+def test_an_edit_with_other_spaces_keeps_the_line_ends_of_a_last_line_without_one(tree: Tree) -> None:
+    file = tree.path / "a.txt"
+    file.write_bytes(b"one\r\n  two")
+    tree("edit", path="a.txt", old="    two", new="    2\n    3")
+    assert file.read_bytes() == b"one\r\n  2\r\n  3"
 
 
 def test_in_a_text_of_mixed_line_ends_each_place_keeps_its_own(tree: Tree) -> None:

@@ -131,3 +131,9 @@ def test_hostile_files_are_left_out_or_bounded(tmp_path: Path) -> None:
     found = survey(tmp_path, frames=[["long.py", 4000], ["latin.py", 3]])
     assert [len(span["text"].splitlines()) < 100 for span in found["spans"]] == [True, True]
     assert "passwd" not in json.dumps(found)
+
+
+def test_invalid_bytes_in_one_file_do_not_end_a_survey(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_bytes("# ä ö ü\n".encode() + b"# \xe4\ndef f():\n    return 1\n")
+    (span,) = survey(tmp_path, frames=[["a.py", 4]])["spans"]
+    assert span["name"] == "f"

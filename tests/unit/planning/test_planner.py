@@ -425,6 +425,8 @@ async def test_a_tenants_story_is_planned_whichever_of_its_subjects_it_comes_on(
         (EventType.STORY_CREATED, {"title": "x", "ac": "one"}, "ac is not a list of texts"),
         (EventType.STORY_CREATED, {"title": "x", "repository": 7}, "repository is neither"),
         (EventType.STORY_CREATED, {"title": "x", "rigor_level": "HIGH"}, "rigor_level is 'HIGH'"),
+        (EventType.STORY_CREATED, {"title": "x", "rigor_level": ["L1"]}, "rigor_level is"),
+        (EventType.STORY_CHANGED, {"rigor_level": {"L1": 1}}, "rigor_level is"),
         (EventType.STORY_CREATED, {"title": "x", "budget": {"tokens": -1}}, "from 0"),
         (EventType.STORY_CHANGED, {"story_id": "Story One"}, "cannot be part of a subject"),
         (EventType.PLAN_DERIVED, {"plan_id": "p", "tasks": "none"}, "tasks"),

@@ -101,7 +101,7 @@ def test_a_missing_module_that_nothing_declares_may_be_what_the_task_is_to_write
     found = diagnose(prepared(missing("calc"), declared=("numpy", "calculus", "pytest-calc")))
     assert found.text == ""
     assert found.rows[0].red == ("tests/test_calc.py",)
-    assert "nothing declares the missing module calc: an answer may write it" in found.line
+    assert "no file declares the missing module calc, so an answer may add it" in found.line
     assert diagnose(prepared(missing("calc", "numpy"), declared=("numpy",))).text == ""
 
 

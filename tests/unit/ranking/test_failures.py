@@ -13,6 +13,16 @@ NODETEST = ("lib/a.js", "test/a.test.js")
 GO = ("a.go", "a_test.go", "p/p_test.go")
 CARGO = ("src/lib.rs", "tests/it.rs")
 UNITTEST = ("calc.py", "tests/__init__.py", "tests/test_calc.py")
+UNITTEST_FRAMES = (
+    "Traceback (most recent call last):\n"
+    '  File "/root/.pyenv/versions/3.11.7/lib/python3.11/unittest/case.py", line 57, in testPartExecutor\n'
+    "    yield\n"
+    '  File "/root/.pyenv/versions/3.11.7/lib/python3.11/unittest/case.py", line 623, in run\n'
+    "    self._callTestMethod(testMethod)\n"
+    '  File "/root/.pyenv/versions/3.11.7/lib/python3.11/unittest/case.py", line 579, in _callTestMethod\n'
+    "    if method() is not None:\n"
+    "       ^^^^^^^^\n"
+)
 PYTEST = ("calc.py", "pyproject.toml", "tests/test_calc.py")
 CASES = [
     (
@@ -244,14 +254,7 @@ CASES = [
         UNITTEST,
         "tests.test_calc.T.test_add",
         (
-            "Traceback (most recent call last):\n"
-            '  File "/root/.pyenv/versions/3.11.7/lib/python3.11/unittest/case.py", line 57, in testPartExecutor\n'
-            "    yield\n"
-            '  File "/root/.pyenv/versions/3.11.7/lib/python3.11/unittest/case.py", line 623, in run\n'
-            "    self._callTestMethod(testMethod)\n"
-            '  File "/root/.pyenv/versions/3.11.7/lib/python3.11/unittest/case.py", line 579, in _callTestMethod\n'
-            "    if method() is not None:\n"
-            "       ^^^^^^^^\n"
+            f"{UNITTEST_FRAMES}"
             '  File "/workspace/tests/test_calc.py", line 8, in test_add\n'
             "    self.assertEqual(add(2, 3), 5)\n"
             "AssertionError: -1 != 5"
@@ -262,14 +265,7 @@ CASES = [
         UNITTEST,
         "tests.test_calc.T.test_boom",
         (
-            "Traceback (most recent call last):\n"
-            '  File "/root/.pyenv/versions/3.11.7/lib/python3.11/unittest/case.py", line 57, in testPartExecutor\n'
-            "    yield\n"
-            '  File "/root/.pyenv/versions/3.11.7/lib/python3.11/unittest/case.py", line 623, in run\n'
-            "    self._callTestMethod(testMethod)\n"
-            '  File "/root/.pyenv/versions/3.11.7/lib/python3.11/unittest/case.py", line 579, in _callTestMethod\n'
-            "    if method() is not None:\n"
-            "       ^^^^^^^^\n"
+            f"{UNITTEST_FRAMES}"
             '  File "/workspace/tests/test_calc.py", line 20, in test_boom\n'
             "    boom()\n"
             '  File "/workspace/calc.py", line 6, in boom\n'
@@ -283,14 +279,7 @@ CASES = [
         UNITTEST,
         "tests.test_calc.T.test_text",
         (
-            "Traceback (most recent call last):\n"
-            '  File "/root/.pyenv/versions/3.11.7/lib/python3.11/unittest/case.py", line 57, in testPartExecutor\n'
-            "    yield\n"
-            '  File "/root/.pyenv/versions/3.11.7/lib/python3.11/unittest/case.py", line 623, in run\n'
-            "    self._callTestMethod(testMethod)\n"
-            '  File "/root/.pyenv/versions/3.11.7/lib/python3.11/unittest/case.py", line 579, in _callTestMethod\n'
-            "    if method() is not None:\n"
-            "       ^^^^^^^^\n"
+            f"{UNITTEST_FRAMES}"
             '  File "/workspace/tests/test_calc.py", line 14, in test_text\n'
             '    self.assertEqual("one\\ntwo\\n", "one\\nthree\\n")\n'
             "AssertionError: 'one\\ntwo\\n' != 'one\\nthree\\n'\n"

@@ -286,7 +286,7 @@ async def test_a_partial_clone_is_named_with_the_command_that_brings_the_rest(
     with pytest.raises(RepositoryError, match=r"it is a partial clone, and lacks objects") as raised:
         await clone.fetch(str(partial.path), sample.head)
     assert "corruption" not in raised.value.message
-    command = shlex.split(raised.value.message.partition("Bring them: ")[2])
+    command = shlex.split(raised.value.message.partition("Fetch them: ")[2])
     assert command[:3] == ["git", "-C", str(partial.path)]
     partial.git(*command[3:])
     assert await clone.fetch(str(partial.path), sample.head) == sample.head

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from moothall.config import WorkspaceSettings
 from moothall.errors import RepositoryError
+from moothall.ports import NOTHING
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.workspace_history import export_history
@@ -32,14 +34,17 @@ def repo(tmp_path: Path) -> Repo:
     return repo
 
 
-async def exported(tmp_path: Path, source: Path, *, commits: int = 100) -> tuple[Repo, bool]:
-    """Return a work tree with the history of main of `source`, and whether some was left out."""
+async def exported(
+    tmp_path: Path, source: Path, *, commits: int = 100, instead: Mapping[str, str] = NOTHING
+) -> tuple[Repo, bool]:
+    """Return a work tree with the history of main of `source`, and whether some was left out. `instead`: what its files hold."""
     clone = TrustedClone(tmp_path / "clones" / "x.git", WorkspaceSettings())
     if source == tmp_path / "repo":
         await clone.fetch(str(source), "refs/heads/hidden", tags=True)
     sha = await clone.fetch(str(source), "refs/heads/main", tags=True)
     tree = tmp_path / "tree"
     await clone.checkout(sha, tree)
+    Repo(tree).write(instead)
     cut = await export_history(
         GitRunner(tmp_path),
         clone,
@@ -97,6 +102,13 @@ async def test_files_in_the_form_of_a_checkout_are_unchanged(tmp_path: Path, rep
     shown, _ = await exported(tmp_path, repo.path)
     assert (shown.path / "c.txt").read_bytes() == b"1\r\n2\r\n"
     assert shown.git("status", "--porcelain") == ""
+
+
+async def test_files_whose_content_lies_elsewhere_are_unchanged(tmp_path: Path, repo: Repo) -> None:
+    shown, _ = await exported(tmp_path, repo.path, instead={"a.txt": "the content that a pointer of LFS stands for"})
+    assert shown.git("status", "--porcelain") == ""
+    shown.write({"b.txt": "changed\n"})
+    assert shown.git("status", "--porcelain") == "M b.txt"
 
 
 async def test_what_is_too_large_is_refused(tmp_path: Path, repo: Repo) -> None:

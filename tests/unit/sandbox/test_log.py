@@ -55,6 +55,16 @@ async def test_a_flood_fills_no_disk_and_the_newest_output_is_known(tmp_path: Pa
     assert text.splitlines()[-2:] == [b"| ... the log keeps 4000000 bytes of output", b"a note"]
 
 
+async def test_a_full_disk_ends_no_sandbox(tmp_path: Path) -> None:
+    (tmp_path / "log").symlink_to("/dev/full")
+    log = SandboxLog(tmp_path / "log")
+    os.write(log.writing, b"why it ended\n")
+    log.start()
+    assert log.tail() == "why it ended"
+    log.note("a note\n")
+    log.close()
+
+
 @pytest.mark.parametrize("path", [None, "log"])
 async def test_without_a_file_the_tail_is_known_too(tmp_path: Path, path: str | None) -> None:
     log = SandboxLog(tmp_path / path if path else None)

@@ -119,6 +119,12 @@ class TestFragile:
             failed = {"status": DeliberationStatus.FAILED, "winner_id": "", "results": (), "seats": (ended,)}
             await answer(agent, f"few-{number}", "", **failed)
             assert (await running).status == common.STATUS_CODE_ERROR
+        for number in range(3):
+            request = asked("Why?", metadata=common.TaskMetadata(task_id=f"gone-{number}"))
+            running = asyncio.ensure_future(agent.ExecuteTask(request))
+            gone = {"status": DeliberationStatus.CANCELLED, "winner_id": "", "results": ()}
+            await answer(agent, f"gone-{number}", "", **gone)
+            assert (await running).status == common.STATUS_CODE_ERROR
         good = asyncio.ensure_future(agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="good"))))
         await answer(agent, "good", "Because.")
         assert (await good).status == common.STATUS_CODE_OK

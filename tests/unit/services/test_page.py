@@ -16,6 +16,7 @@ from moothall.config import WebSettings
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.plan import Story
+from moothall.errors import NotFound
 from moothall.planning.board import Board
 from moothall.planning.card import Card
 from moothall.planning.coach import CRITERIA as CRITERIA_MOST
@@ -131,6 +132,14 @@ async def test_score_saves_nothing_and_create_does(browser: Browser) -> None:
     (card,) = await browser.doors.board.cards(owner(browser))
     assert card.draft == DRAFT
     assert (await browser.send("/stories/new", do="create", **(fields | {"title": ""}))).status == 400
+
+
+async def test_a_story_on_a_repository_that_is_not_there_is_not_created(browser: Browser) -> None:
+    form = await browser.sign_in()
+    browser.doors.desk.unable["ghost"] = NotFound("no repository 'ghost'")  # type: ignore[attr-defined]  # it is a MemoryDesk
+    got = await browser.send("/stories/new", do="create", title="A", repository="ghost", form=form)
+    assert (got.status, "no repository &#39;ghost&#39;" in got.text) == (400, True)
+    assert await browser.doors.board.cards(owner(browser)) == []
 
 
 async def test_a_story_is_moved_and_its_history_told(browser: Browser) -> None:

@@ -69,6 +69,11 @@ async def test_a_story_on_a_repository_that_is_not_there_is_refused(calls: Calls
     assert not (await calls.ListStories(pb.ListStoriesRequest())).stories
 
 
+async def test_a_story_without_a_title_is_refused_for_that_whatever_its_repository(calls: Calls) -> None:
+    code, said = await refused(calls.CreateStory(pb.CreateStoryRequest(**{**STORY, "title": " "}, repository="sample")))
+    assert (code, said.partition(":")[0]) == (grpc.StatusCode.INVALID_ARGUMENT, "the story has no title")
+
+
 async def test_a_story_is_made_listed_moved_and_told(calls: Calls, bus: MemoryBus) -> None:
     made = await calls.CreateStory(pb.CreateStoryRequest(**STORY, rigor_level="L2"))
     assert (made.state, made.dor_score) == ("backlog", 100)

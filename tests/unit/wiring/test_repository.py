@@ -95,6 +95,9 @@ async def test_whose_deliberation_a_line_comes_from_is_read_from_branch_commit_o
 
     here = str(repo.path)
     assert await owner(here) == "local"
+    repo.git("branch", "feature_x")
+    repo.git("commit", "--allow-empty", "--amend", "-qm", "One\n\nChange: some_thing")
+    assert await owner(here, "feature_x") == await owner(here) == "local"
     (repo.path / "src/utils.py").write_text("ONE = 1\n", encoding="utf-8")
     repo.git("commit", "-qam", "One\n\nDeliberation: acme_task-1\nWinner: agent-dev-001 (proven)")
     assert await owner(here) == "acme"

@@ -64,17 +64,18 @@ def test_a_limit_that_was_hit_is_named_with_its_setting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "seconds", "said"),
+    ("status", "seconds", "asked", "said"),
     [
-        ("success", 120, ""),
-        ("timeout", 120, "stopped after 120 s; timeout_seconds gives a command up to 600 s (code.shell_seconds)"),
-        ("timeout", 599.9, "stopped after 600 s; 600 s is the most that a command may take (code.shell_seconds)"),
-        ("memory", 120, "the limit of memory and was stopped (sandbox.memory_bytes = 2e+09)"),
-        ("cpu", 120, "a limit of CPU time"),
-        ("cancelled", 120, "the command was stopped: cancelled"),
+        ("success", 120, 120, ""),
+        ("timeout", 119.9, 120, "stopped after 120 s; timeout_seconds gives a command up to 600 s (code.shell_seconds)"),
+        ("timeout", 599.9, 9000, "stopped after 600 s; 600 s is the most that a command may take (code.shell_seconds)"),
+        ("timeout", 37.2, 120, "stopped after 37 s; no more time was left for it"),
+        ("memory", 120, 120, "the limit of memory and was stopped (sandbox.memory_bytes = 2e+09)"),
+        ("cpu", 120, 120, "a limit of CPU time"),
+        ("cancelled", 120, 120, "the command was stopped: cancelled"),
     ],
 )
-def test_why_a_command_of_the_shell_was_stopped_is_said(status: str, seconds: float, said: str) -> None:
-    told = describe_shell_limit(status, seconds, 600.0, SandboxSettings())
+def test_why_a_command_of_the_shell_was_stopped_is_said(status: str, seconds: float, asked: float, said: str) -> None:
+    told = describe_shell_limit(status, seconds, asked, 600.0, SandboxSettings())
     assert said in told
     assert bool(told) is bool(said)

@@ -49,10 +49,10 @@ async def said(house: Local, workspace: LocalWorkspace, command: str) -> str:
 
 async def test_the_folder_stays(house: Local, workspace: LocalWorkspace) -> None:
     first = await shell(house, workspace, "A=1; cd src && cd ../tests")
-    assert first.output == {"exit_code": 0, "output": "", "folder": "/workspace/tests"}
+    assert first.output == {"exit_code": 0, "output": "", "working_directory": "/workspace/tests"}
     assert await said(house, workspace, "pwd; echo [$A]; ls") == "/workspace/tests\n[]\ntest_utils.py\n"
     failed = await shell(house, workspace, "cd /tmp; exit 3")
-    assert failed.output == {"exit_code": 3, "output": "", "folder": "/tmp"}
+    assert failed.output == {"exit_code": 3, "output": "", "working_directory": "/tmp"}
     back = await shell(house, workspace, "pwd; cd /workspace")
     assert back.output == {"exit_code": 0, "output": "/tmp\n"}
 
@@ -85,7 +85,7 @@ async def test_an_error_names_the_line_of_the_command(house: Local, workspace: L
 
 
 async def test_a_time_limit_says_why_and_shows_what_was_printed(house: Local, workspace: LocalWorkspace) -> None:
-    stopped = await shell(house, workspace, "cd src; echo begun; sleep 60; echo never", seconds=2)
+    stopped = await shell(house, workspace, "cd src; echo begun; sleep 60; echo never", seconds=2, timeout_seconds=2)
     assert stopped.status is ToolStatus.TIMEOUT
     assert stopped.output["output"] == "begun\n"
     assert stopped.error == (
@@ -142,11 +142,17 @@ async def test_what_prints_without_end_is_stopped_and_says_why(house: Local, wor
 async def test_what_a_command_left_running_ends_with_it(house: Local, workspace: LocalWorkspace, command: str) -> None:
     pid = workspace.pid
     done = await shell(house, workspace, command)
-    assert (done.status, done.output["ended"]) == (ToolStatus.SUCCESS, ["sleep 1000"])
+    assert (done.status, done.output["ended_processes"]) == (ToolStatus.SUCCESS, ["sleep 1000"])
     running = await house.call(workspace, "system.processes")
     assert len(running.output["processes"]) == 1
     assert workspace.pid == pid
     assert await said(house, workspace, "pgrep sleep || echo none") == "none\n"
+
+
+async def test_parts_of_a_command_that_go_on_are_named_once(house: Local, workspace: LocalWorkspace) -> None:
+    done = await shell(house, workspace, "(while :; do sleep 0.01; done) & (while :; do sleep 0.01; done) &")
+    assert "bash, a part of the command" in done.output["ended_processes"]
+    assert len(done.output["ended_processes"]) <= 2
 
 
 async def test_what_ends_a_moment_later_says_all(house: Local, workspace: LocalWorkspace) -> None:
@@ -288,6 +294,15 @@ async def test_older_history_than_the_setting_allows_is_left_out(tmp_path: Path)
         assert "git shows the newest 2 commits in workspaces (workspace.history_commits)" in notes
         async with house.workspaces.open(prepared, "one") as workspace:
             assert await said(house, workspace, "git log --format=%s; git fsck 2>&1") == "shorten the text\nadd a word\n"
+
+
+async def test_a_history_that_is_gone_is_exported_again(house: Local) -> None:
+    prepared = await house.prepared()
+    folder = house.workspaces.pool.layout.history(prepared.key)
+    folder.rename(folder.with_name("gone"))
+    await house.prepared()
+    async with house.workspaces.open(prepared, "one") as workspace:
+        assert await said(house, workspace, "git log --format=%s") == "first\n"
 
 
 async def test_without_history_the_shell_works_without_git(tmp_path: Path) -> None:

@@ -31,8 +31,10 @@ _STILL_SECONDS = 2.0  # a process may be this late without anybody's having stop
 
 @dataclass(slots=True)
 class Taking:
-    """One `consume`. Everything pulled and not yet answered is held, and kept alive on the server. Where others share the capacity, nothing is
-    asked for while it is used up, and what comes then goes back: others may have room for it.
+    """One `consume`. Everything pulled and not yet answered is held, and kept alive on the server.
+
+    With a shared capacity, nothing is requested while it is used up, and messages that arrive then
+    are returned to the server, for other hosts.
     """
 
     stored: Stored
@@ -64,8 +66,9 @@ class Taking:
         finally:
             self.capacity.users -= 1
             self.capacity.release(len(self.held))
+            left, self.held = self.held, {}  # what ends after this releases nothing again
             with suppress(nats.errors.Error, OSError):
-                for message in self.held.values():
+                for message in left.values():
                     await heed_cancel(message.nak())
 
     async def _pull(self) -> None:
@@ -88,17 +91,17 @@ class Taking:
                 await asyncio.sleep(0.2)
 
     async def _pull_from(self, pull: Pull, capacity: int) -> None:
-        """Take in what comes until others have used the capacity up."""
+        """Hold arriving messages until other consumers have used up the capacity."""
         while True:
             while len(self.held) >= capacity and self.capacity.users <= 1:
                 self.freed.clear()
                 await self.freed.wait()
             if self._is_full and pull.arrived.empty():
-                return  # what was asked for is not wanted any more
+                return  # which withdraws the open request
             message = await pull.next(self._room(capacity))
             while message is not None:
                 if self._is_full:
-                    await heed_cancel(message.nak())  # others may have room for it
+                    await heed_cancel(message.nak())  # another host may have capacity
                 elif not await self._show(message):
                     self._keep(message)
                     self.waiting.put_nowait(message)
@@ -110,7 +113,7 @@ class Taking:
         return self.capacity.users > 1 and not self.capacity.free
 
     def _room(self, capacity: int) -> int:
-        """Return how many messages to ask for: a share of what is free, if others ask too."""
+        """Return how many messages to request: a share of what is free, if others request too."""
         if self.capacity.users <= 1:
             return capacity - len(self.held)
         return max(1, self.capacity.free // self.capacity.users)
@@ -120,7 +123,7 @@ class Taking:
         self.capacity.hold()
 
     def _let_go(self, reply: str) -> bool:
-        """Hold a message no longer; whether it was held."""
+        """Stop holding a message; return whether it was held."""
         if self.held.pop(reply, None) is None:
             return False
         self.capacity.release()

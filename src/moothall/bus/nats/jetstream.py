@@ -158,7 +158,7 @@ class JetStreamBus:
         records = batching.records_of(raw.seq, found, {"about": registry.about(raw.subject), "time": raw.time.isoformat()})
         for wrong in records:
             if not isinstance(wrong, Recorded):
-                # What a consumer cannot take is a dead letter, with a warning of its own.
+                # A durable consumer makes it a dead letter, with a warning of its own.
                 say = log.debug if registry.is_consumed(raw.subject) else log.warning
                 say("record passed over", stream=stream, seq=raw.seq, subject=raw.subject, reason=wrong.message)
         return [each for each in records if isinstance(each, Recorded)]

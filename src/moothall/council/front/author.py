@@ -129,7 +129,7 @@ def suggest(goal: str) -> StoryDraft:
 
 
 def read(said: str) -> StoryDraft:
-    """Return the story that a reply tells, as far as it does: a JSON document, or lines that begin with Title, Description and Criteria."""
+    """Read a story from a reply: a JSON document, or lines with Title, Description and Criteria."""
     try:
         document = json.loads(said[said.find("{") : said.rfind("}") + 1], strict=False)
     except (ValueError, RecursionError):

@@ -114,10 +114,13 @@ class Desk:
 
     async def check(self, request: DeliberationRequest, who: Principal) -> None:
         """Raise what `submit` would raise if this were a new task; record nothing."""
-        await self._pin(self._plan(request, who))
+        await self._check_delivery(await self._pin(self._plan(request, who)))
 
     async def refuse(self, request: DeliberationRequest, reason: Permanent, who: Principal) -> None:
-        """Record a task that cannot start: its result is FAILED with this reason. Do nothing if the task id is taken."""
+        """Record a task that cannot start: its result is FAILED with this reason.
+
+        Do nothing if the task id is taken.
+        """
         deliberation = refused_deliberation(request, who, self._clock())
         refusal = {"code": reason.code, "message": reason.message}
         data = dump(deliberation) | {"request_digest": digest_of(request, who), "num_agents": 1, _REFUSED: refusal}
@@ -134,12 +137,17 @@ class Desk:
         return plan(request, who, self._defaults, self._clock(), council)
 
     async def _pin(self, d: Deliberation) -> Deliberation:
-        """Return the deliberation with the commit that its repository's ref means now. Raises what `Repositories.resolve` raises."""
+        """Resolve its repository's ref to a commit. Raises what `Repositories.resolve` raises."""
         if d.repository is None:
             return d
         base = await self._repositories.resolve(d.repository, tenant=d.tenant)
         pinned = RepositoryRef(id=base.repository, url=d.repository.url, ref=d.repository.ref)
         return replace(d, repository=pinned, base_sha=base.sha)
+
+    async def _check_delivery(self, d: Deliberation) -> None:
+        """Raise `RepositoryError` if the winner of a deliberation could not be delivered."""
+        if d.repository is not None and d.base_sha and not PROTOCOLS[d.protocol].answers:
+            await self._repositories.check_delivery(d.repository.id, d.base_sha, f"moothall/{d.task_id}")
 
     async def _fork(self, request: DeliberationRequest, fork: Fork, who: Principal, request_digest: str) -> Deliberation:
         """Record another run of a task, under an id of its own that tells which one it is a fork of."""
@@ -158,10 +166,8 @@ class Desk:
         raise AssertionError("unreachable")
 
     async def _record(self, deliberation: Deliberation, request_digest: str) -> Deliberation:
-        """Put it on record and on the queue. Raises `RepositoryError` if its winner could not be delivered."""
-        if deliberation.repository is not None and deliberation.base_sha and not PROTOCOLS[deliberation.protocol].answers:
-            branch = f"moothall/{deliberation.task_id}"
-            await self._repositories.check_delivery(deliberation.repository.id, deliberation.base_sha, branch)
+        """Record and enqueue it. Raises `RepositoryError` if its winner could not be delivered."""
+        await self._check_delivery(deliberation)
         asked = dump(deliberation) | {"request_digest": request_digest, "num_agents": len(deliberation.seats)}
         event = write_of(deliberation, EventType.DELIBERATION_REQUESTED, asked, time=self._clock().isoformat())
         try:
@@ -248,14 +254,14 @@ class Desk:
         raise NotFound(f"deliberation {task_id!r} ended without a decision in the log")
 
     async def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
-        """Yield the deliberation's events after a seq or position in order, each once; end after its decision."""
+        """Yield the events after a seq or position in order, each once; end after the decision."""
         await self._visible(task_id, who)
         key = key_of(task_id, who.tenant)
         ended = await find_decision(self._bus, key)
         if ended is not None and not ended.comes_after(after_seq):
             return
-        # Two hosts at once record the same fact in different messages, and the bus does not notice. Read from the beginning: the
-        # first of the two may be before `after_seq`.
+        # Two hosts at once record the same event in different messages, which the bus does not
+        # notice. Read from the beginning, since the first of the two may be before `after_seq`.
         told: set[str] = set()
         async with aclosing(self._bus.follow(deliberation_topics(key))) as events:
             async for recorded in events:

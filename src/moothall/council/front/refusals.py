@@ -27,7 +27,10 @@ async def fail_seats(log: Log, deliberation: Deliberation, code: str, message: s
 
 
 def refused_deliberation(request: DeliberationRequest, who: Principal, now: datetime) -> Deliberation:
-    """Return the record of a request that cannot start: one seat, no rounds. Raises `InvalidRequest` for an unknown role."""
+    """Return the record of a request that cannot start: one seat, no rounds.
+
+    Raises `InvalidRequest` for an unknown role.
+    """
     role = read_role(request.role)
     return Deliberation(
         task_id=key_of(request.task_id, who.tenant),

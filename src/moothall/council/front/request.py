@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -17,7 +17,7 @@ from moothall.domain.council import Council
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, key_of, new_task_id, read_role, seat_id
 from moothall.domain.protocol import PROTOCOLS
-from moothall.domain.task import DEFAULT_SEATS, VALIDATION, Deliberation, DeliberationRequest, RepositoryRef, argv_of
+from moothall.domain.task import DEFAULT_SEATS, FORGE, VALIDATION, Deliberation, DeliberationRequest, RepositoryRef, argv_of
 from moothall.errors import InvalidRequest
 
 _MOST_CHECKS = 20
@@ -70,12 +70,13 @@ def plan(
         raise InvalidRequest(f"the context has about {tokens(request.context)} tokens; at most {limits.context_tokens}")
     protocol = params.check_protocol(request.protocol)
     members = [agent.id for agent in council.agents] if council else []
-    model, seat_models = models_of(request, role, defaults.models, council)
     seats = _within("num_agents", request.num_agents or len(members) or DEFAULT_SEATS, 1, limits.agents, "limits.agents")
     if PROTOCOLS[protocol].one_seat or request.merge:
         seats = 1
     if members and seats > len(members):
         raise InvalidRequest(f"num_agents is {seats}; the {role} council has {len(members)}: {', '.join(members)}")
+    names = tuple(members[:seats] or (seat_id(role, number) for number in range(1, seats + 1)))
+    model, seat_models = models_of(request, role, defaults.models, council, names)
     default_rounds = (council.config.rounds if council else 0) or PROTOCOLS[protocol].rounds
     rounds = default_rounds if request.rounds is None else request.rounds
     default_one = bool(defaults.repository) and not request.about_text
@@ -87,7 +88,7 @@ def plan(
         description=description,
         role=role,
         protocol=protocol,
-        seats=tuple(members[:seats] or (seat_id(role, number) for number in range(1, seats + 1))),
+        seats=names,
         rounds=_within("rounds", rounds, 0, limits.rounds, "limits.rounds"),
         deadline=now + timedelta(seconds=seconds or limits.deliberation_seconds),
         max_turns=_within("max_iterations", request.constraints.max_iterations or limits.turns, 1, limits.turns, "limits.turns"),
@@ -121,8 +122,8 @@ def digest_of(request: DeliberationRequest, who: Principal) -> str:
     """Return what tells requests apart. Without the context: the graph grows, and a request that is repeated is the same one
     nevertheless; and without what is empty of the fields that came later, as in those that were recorded before there were any.
     """
-    # Tasks of a forge had no origin of their own once.
-    fields = dump(replace(request, context="", origin="" if request.origin == "forge" else request.origin))
+    # Tasks of a forge that an older version recorded have no origin.
+    fields = dump(replace(request, context="", origin="" if request.origin == FORGE else request.origin))
     for name in ("merge", "model", "checks", "tools", "follows", "fork", "agent", "document", "records_calls"):
         if not fields[name]:
             del fields[name]
@@ -149,16 +150,19 @@ def _cheaper(asked: Budget, house: Budget) -> Budget:
     )
 
 
-def models_of(request: DeliberationRequest, role: str, models: Models, council: Council | None) -> tuple[str, Mapping[str, str]]:
+def models_of(
+    request: DeliberationRequest, role: str, models: Models, council: Council | None, seats: Sequence[str]
+) -> tuple[str, Mapping[str, str]]:
     """Return the council's model and those of seats that have another: what the request names goes before what a seat, the council
-    and the role have. Raises `InvalidRequest`.
+    and the role have. Several names with commas between them go round the seats; the first is the council's. Raises `InvalidRequest`.
     """
     if request.merge:
         return "", {}
     wanted = request.model or (council.config.model_profile if council else "")
-    model = models.choose(wanted) if wanted else models.of_role(role)
+    model, *_ = several = [models.choose(name) for name in wanted.split(",")] if wanted else [models.of_role(role)]
     agents = council.agents if council and not request.model else ()
     own = {agent.id: models.choose(name) for agent in agents if (name := agent.capabilities.model_profile)}
+    own = {seat: several[number % len(several)] for number, seat in enumerate(seats)} | own
     return model, {seat: name for seat, name in own.items() if name != model}
 
 

@@ -11,7 +11,6 @@ from moothall.council.assembly import Assembly
 from moothall.council.judging.recheck import facts_text
 from moothall.council.prompting import prompts
 from moothall.council.prompting.reply import (
-    MalformedReplyError,
     ReadReview,
     inputs_schema,
     read_inputs,
@@ -19,6 +18,7 @@ from moothall.council.prompting.reply import (
     review_schema,
 )
 from moothall.council.prompting.text import CHARS_PER_TOKEN, clip, readable_diff
+from moothall.council.prompting.variants import MalformedReplyError
 from moothall.domain.chat import Message
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType

@@ -86,8 +86,9 @@ class FreshRuns:
         """Run checks (name: the cases to narrow it to, none for all) in a workspace called `name`; `paths` narrows to test files;
         Python modules of the files `apart` run in a process of their own. Each check is stopped after `seconds`, if any are said.
 
-        The rest is as `Workspaces.open` has it. `label` names the check in metrics and traces. A check that hit a limit of time on a busy
-        machine is run again alone, in a workspace of its own: what ran before may have written what steers its runner.
+        The rest is as `Workspaces.open` has it. `label` names the check in metrics and traces. A
+        check that hit a time limit on a busy machine is run again alone, in a fresh workspace,
+        since the first run may have left files that steer the test runner.
         """
 
         async def run(some: Mapping[str, Sequence[str]], *, alone: bool) -> CheckRuns:
@@ -136,7 +137,7 @@ class FreshRuns:
         checks: Iterable[str],
         run_check: Callable[[Workspace, str], Awaitable[CheckRun]],
     ) -> CheckRuns:
-        """Run checks in a workspace; in another one where its executor is lost."""
+        """Run checks in a workspace, and in another one if its executor is lost."""
         runs: dict[str, CheckRun] = {}
         why = ""
         for _ in range(_TRIES):

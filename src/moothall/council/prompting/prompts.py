@@ -92,8 +92,8 @@ def system_text(
     specs: Sequence[ToolSpec], mode: ReplyMode, *, python: bool = False, example: Passage | None = None, document: bool = False
 ) -> str:
     """Return what every seat of a role is told first; without tools, what a council about text is told. `python`: blocks of it
-    are offered. `example`: the function of the repository that the worked example is about. `document`: an answer about text is a
-    JSON document.
+    are offered. `example`: the function of the repository that the worked example is about.
+    `document`: the answer is a JSON document.
     """
     if not specs:
         return _TEXT.format(data=_DATA, spelling=(_DOCUMENT_SPELLING if document else _TEXT_SPELLING)[mode])

@@ -1,7 +1,7 @@
-"""What a model may say, in both spellings, and what is told to it when it said something else.
+"""The replies of a model: their JSON schemas, and how they are read.
 
-json: one object, constrained by a schema where the server takes one. blocks: `<tool>{json}</tool>`,
-`<python>…</python>`, `<finish>…</finish>` in free text. Both parse to the same `Turn`.
+json: one object, constrained by a schema where the server accepts one. blocks: `<tool>{json}</tool>`, `<python>…</python>`,
+`<finish>…</finish>` in free text. Both are read alike, with the spellings of `variants`, and give the same `Turn`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,25 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from pydantic_core import from_json
 
+from moothall.council.prompting.variants import (
+    MAX_ACTIONS,
+    SHELL,
+    MalformedReplyError,
+    OfferedTools,
+    Parts,
+    decode,
+    find_values,
+    read_parts,
+    without_thinking,
+)
 from moothall.domain.chat import ChatReply, ReplyMode, ReplySchema
 from moothall.domain.codec import list_of
 from moothall.domain.ids import ROLES
@@ -23,25 +35,26 @@ from moothall.domain.task import DocumentKind
 from moothall.domain.tool import Action
 from moothall.tools.catalogue import ToolSpec
 
-# llama.cpp refuses a grammar that repeats a character more than 2,000 times.
 MAX_STRING = 2000
-MAX_ANSWER = 2000
-MAX_ACTIONS = 8
-_THOUGHT = 200
+"""Characters of a string in the schema of a small model: llama.cpp refuses a grammar that repeats a character more often."""
+_SHORT_THOUGHT = 200
+"""Characters of a thought in the schema of a small model."""
+_THOUGHT = 4000
+"""Characters of a thought that are kept."""
 _APPROACH_WORDS = 3
+_INPUT = 2000
+"""Characters of an input: a longer one is left out, as its beginning alone would be broken code."""
 _TASKS, _CRITERIA = 32, 60
 """Of a document: a grammar is bounded, whatever the settings allow."""
-_KINDS = ("actions", "python", "finish")
 _RIGHT = {
     "json": 'Right is, for example, {"thought": "look first", "actions": [{"tool": "files.read", "args": {"path": "README.md"}}]} '
     'or, at the end, {"thought": "done", "finish": "Added the function."}.',
     "blocks": 'Right is, for example, <tool>{"name": "files.read", "args": {"path": "README.md"}}</tool> '
     "or, at the end, <finish>Added the function.</finish>.",
 }
-_TAG = re.compile(r"<(tool|python|finish)>")
+_ANSWER_BEGIN = re.compile(r'<(?P<tag>tool|python|finish)>|\{\s*"(?:thought|finish)"')
 _CLOSING = re.compile(r"</?[finsh]{0,6}\Z")
-_THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
-_FENCED = re.compile(r"^\s*```[a-zA-Z]*\s*\n(.*?)\n?\s*```\s*$", re.DOTALL)
+_DOCUMENT_FIELDS = ("finish", "tasks", "title", "description", "criteria")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,54 +67,64 @@ class Turn:
     finish: str | None = None
 
 
-class MalformedReplyError(ValueError):
-    """The reply is no turn; the message is meant for the model."""
+def turn_schema(
+    specs: Sequence[ToolSpec], *, may_finish: bool = True, python: bool = False, max_string: int | None = MAX_STRING
+) -> ReplySchema:
+    """Return the schema of a turn with these tools; without tools only finish is left.
 
-
-def turn_schema(specs: Sequence[ToolSpec], *, may_finish: bool = True, python: bool = False) -> ReplySchema:
-    """Return the schema of a turn with these tools; without tools only finish is left. `python`: a block of it is a turn too."""
-    return _turn_schema(tuple(specs), may_finish=may_finish, python=python)
+    `python`: a block of it is a turn too. `max_string`: the most characters of a string; None for no limit.
+    """
+    return _turn_schema(tuple(specs), may_finish=may_finish, python=python, max_string=max_string)
 
 
 @lru_cache(maxsize=64)  # the same for every turn of every seat, and large
-def _turn_schema(specs: tuple[ToolSpec, ...], *, may_finish: bool, python: bool) -> ReplySchema:
+def _turn_schema(specs: tuple[ToolSpec, ...], *, may_finish: bool, python: bool, max_string: int | None) -> ReplySchema:
     """As above.
 
-    The alternatives are closed objects told apart by `const`, every string is bounded: what both
-    grammar compilers (llama.cpp's and vLLM's) turn into small grammars.
+    The alternatives are closed objects told apart by `const`: what both grammar compilers (llama.cpp's and vLLM's) turn into
+    small grammars.
     """
-    thought = {"type": "string", "maxLength": _THOUGHT}
+    thought = {"type": "string", "maxLength": _SHORT_THOUGHT}
+    text = {"type": "string", "minLength": 1, "maxLength": max_string}
     ways = []
     if specs:
-        action = {"anyOf": [_closed_object(tool={"const": spec.name}, args=spec.schema(MAX_STRING)) for spec in specs]}
+        action = {"anyOf": [_closed_object(tool={"const": spec.name}, args=spec.schema(max_string)) for spec in specs]}
         actions = {"type": "array", "items": action, "minItems": 1, "maxItems": MAX_ACTIONS}
         ways.append(_closed_object(thought=thought, actions=actions))
     if specs and python:
-        ways.append(_closed_object(thought=thought, python={"type": "string", "minLength": 1, "maxLength": MAX_STRING}))
+        ways.append(_closed_object(thought=thought, python=text))
     if may_finish or not specs:
-        ways.append(_closed_object(thought=thought, finish={"type": "string", "minLength": 1, "maxLength": MAX_ANSWER}))
-    return ReplySchema("turn", ways[0] if len(ways) == 1 else {"anyOf": ways})
+        ways.append(_closed_object(thought=thought, finish=text))
+    schema = ways[0] if len(ways) == 1 else {"anyOf": ways}
+    return ReplySchema("turn", schema if max_string is not None else _without_max_length(schema))
 
 
 @lru_cache(maxsize=4)
-def document_schema(kind: DocumentKind) -> ReplySchema:
-    """Return the schema of a document: `plan` for the tasks of a story, `coach` for a story."""
-    text = {"type": "string", "minLength": 1, "maxLength": MAX_ANSWER}
+def document_schema(kind: DocumentKind, max_string: int | None = MAX_STRING) -> ReplySchema:
+    """Return the schema of a document: `plan` for the tasks of a story, `coach` for a story. `max_string` as in `turn_schema`."""
+    text = {"type": "string", "minLength": 1, "maxLength": max_string}
     if kind == "coach":
         criteria = {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 400}, "maxItems": _CRITERIA}
-        return ReplySchema(
-            "coach", _closed_object(title={"type": "string", "maxLength": 200}, description=text, criteria=criteria)
+        schema = _closed_object(title={"type": "string", "maxLength": 200}, description=text, criteria=criteria)
+    else:
+        name = {"type": "string", "minLength": 1, "maxLength": 64}
+        task = _closed_object(
+            id=name,
+            role={"enum": list(ROLES)},
+            description=text,
+            criteria={"type": "array", "items": {"enum": list(range(1, _CRITERIA + 1))}, "maxItems": _CRITERIA},
+            after={"type": "array", "items": name, "maxItems": _TASKS},
         )
-    name = {"type": "string", "minLength": 1, "maxLength": 64}
-    task = _closed_object(
-        id=name,
-        role={"enum": list(ROLES)},
-        description=text,
-        criteria={"type": "array", "items": {"enum": list(range(1, _CRITERIA + 1))}, "maxItems": _CRITERIA},
-        after={"type": "array", "items": name, "maxItems": _TASKS},
-    )
-    tasks = {"type": "array", "items": task, "minItems": 1, "maxItems": _TASKS}
-    return ReplySchema("plan", _closed_object(tasks=tasks))
+        schema = _closed_object(tasks={"type": "array", "items": task, "minItems": 1, "maxItems": _TASKS})
+    return ReplySchema(kind or "plan", schema if max_string is not None else _without_max_length(schema))
+
+
+def _without_max_length(schema: Any) -> Any:
+    """Return a schema without limits on strings. A property may be called maxLength: it has a schema, and no number."""
+    if isinstance(schema, Mapping):
+        kept = {key: value for key, value in schema.items() if key != "maxLength" or isinstance(value, Mapping)}
+        return {key: _without_max_length(value) for key, value in kept.items()}
+    return [_without_max_length(item) for item in schema] if isinstance(schema, list) else schema
 
 
 def approaches_schema(count: int) -> ReplySchema:
@@ -131,53 +154,102 @@ def _closed_object(**fields: Any) -> dict[str, Any]:
     return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
 
 
-def read_turn(reply: ChatReply, mode: ReplyMode) -> Turn:
-    """Return the reply as a turn; raises `MalformedReplyError` saying what was wrong and what is right."""
-    text = whole_text(reply)
+def read_turn(reply: ChatReply, mode: ReplyMode, specs: Sequence[ToolSpec] = (), *, last: bool = False) -> Turn:
+    """Return the reply as a turn; raises `MalformedReplyError` saying what was wrong and what is right.
+
+    `specs`: the tools that it may call. Beside actions a finish waits: they run first, and what they change may fail.
+    `last`: no turn follows, so that the finish counts.
+    """
+    _require_whole(reply)
+    tools = OfferedTools(tuple(specs))
     try:
-        return _read_json_turn(text) if mode == "json" else _read_blocks(text)
+        return _turn(read_parts(reply.text, tools), mode, tools, last=last)
     except MalformedReplyError as error:
         raise MalformedReplyError(f"Your reply could not be used: {error} {_RIGHT[mode]}") from error
 
 
+def _turn(parts: Parts, mode: ReplyMode, tools: OfferedTools, *, last: bool) -> Turn:
+    actions, finish = parts.actions, parts.finish[-1] if parts.finish else ""
+    if parts.commands and not (actions or finish or parts.python):
+        if not tools.has_shell:
+            raise MalformedReplyError("it holds a block of shell commands, and there is no shell here: use the tools.")
+        actions = [Action(SHELL, {"command": command}) for command in parts.commands]
+    if len(actions) > MAX_ACTIONS:
+        raise MalformedReplyError(f"it has {len(actions)} tool calls, and at most {MAX_ACTIONS} are allowed.")
+    if parts.python and actions:
+        kind = "actions" if mode == "json" else "tool"
+        raise MalformedReplyError(f"it holds {kind} and python; exactly one kind is allowed in a reply.")
+    if len(parts.python) > 1:
+        raise MalformedReplyError(f"it holds {len(parts.python)} blocks of python, and one is allowed.")
+    if finish and (last or not (actions or parts.python)):
+        return Turn(parts.thought[:_THOUGHT], finish=finish)
+    thought = " ".join(filter(None, (parts.thought, finish)))[:_THOUGHT]
+    if actions:
+        return Turn(thought, tuple(actions))
+    if parts.python:
+        return Turn(thought, python=parts.python[0])
+    raise _nothing_usable(parts, mode)
+
+
+def _nothing_usable(parts: Parts, mode: ReplyMode) -> MalformedReplyError:
+    if parts.broken is not None:
+        return parts.broken
+    if mode == "json" and not parts.objects:
+        return MalformedReplyError("there is no JSON object in it.")
+    known = "actions, finish" if mode == "json" else "<tool>, <finish>"
+    fields = f" It has the unknown field {parts.fields[0][:40]!r}." if parts.fields else ""
+    return MalformedReplyError(f"it holds none of {known}; exactly one is needed.{fields}")
+
+
 def read_document(reply: ChatReply) -> Turn:
-    """Return a reply that is a document as the turn that finishes with it; the document may also be the `finish` of a turn.
+    """Read a document, or a turn that finishes with one, as a turn that finishes with it.
 
     Raises `MalformedReplyError` saying what was wrong and what is right.
     """
-    text = whole_text(reply)
+    _require_whole(reply)
     try:
-        data = _object(text)
-        if "finish" in data:
-            return _read_json_turn(text)
+        data = _find_object(reply.text, *_DOCUMENT_FIELDS)
+        finish = data.get("finish", data)
+        if not isinstance(finish, Mapping):
+            return _turn(read_parts(reply.text, OfferedTools()), "json", OfferedTools(), last=True)
     except MalformedReplyError as error:
         raise MalformedReplyError(
             f"Your reply could not be used: {error} Right is the one JSON object that the task asks for."
         ) from error
-    return Turn(finish=json.dumps(data, ensure_ascii=False).encode("utf-8", "replace").decode())
+    return Turn(finish=json.dumps(finish, ensure_ascii=False))
 
 
 def answer_so_far(text: str) -> str:
     """Return what a reply that is still being written has of its answer (finish), '' where that has not begun."""
-    text = _THINKING.sub("", text)
-    if (begin := text.find("{")) >= 0 and not text[:begin].strip():
-        try:
-            turn = from_json(text[begin:], allow_partial="trailing-strings")
-        except ValueError:
-            return ""
-        answer = turn.get("finish") if isinstance(turn, dict) else None
-        return answer.strip() if isinstance(answer, str) else ""
-    tag = _TAG.search(text)
-    if tag is None or tag.group(1) != "finish":
+    text = without_thinking(text)
+    begin = _ANSWER_BEGIN.search(text)
+    if begin is None:
         return ""
-    answer, closed, _ = text[tag.end() :].partition("</finish>")
+    if begin.group("tag") is None:
+        answer = _begun_object(text[begin.start() :]).get("finish")
+        return answer.strip() if isinstance(answer, str) else ""
+    if begin.group("tag") != "finish":
+        return ""
+    answer, closed, _ = text[begin.end() :].partition("</finish>")
     return (answer if closed else _CLOSING.sub("", answer)).strip()
 
 
+def _begun_object(text: str) -> Mapping[str, Any]:
+    """Return the object with which a text begins, as far as it goes."""
+    try:
+        value = from_json(text, allow_partial="trailing-strings")
+    except ValueError:
+        try:
+            value, _ = decode(text)
+        except MalformedReplyError:
+            return {}
+    return value if isinstance(value, dict) else {}
+
+
 def whole_text(reply: ChatReply) -> str:
-    """Return a reply's text without what the model thought aloud; raises `MalformedReplyError` where it was cut off."""
-    _whole(reply)
-    return _THINKING.sub("", reply.text)
+    """Return a reply's text without the model's reasoning; raises `MalformedReplyError` where it was cut off."""
+    _require_whole(reply)
+    return without_thinking(reply.text)
 
 
 def read_approaches(reply: ChatReply, count: int) -> tuple[str, ...]:
@@ -186,13 +258,9 @@ def read_approaches(reply: ChatReply, count: int) -> tuple[str, ...]:
     An approach is an idea in three words or more. A tool's name or a path is none: such a list, as small
     models give it, leads seats astray (one went on to edit the tests because its approach said so).
     """
-    _whole(reply)
-    found = _object(reply.text).get("approaches")
-    if not isinstance(found, list):
-        raise MalformedReplyError("there is no list of approaches.")
     lines = (
         " ".join(item.split())[:120]
-        for item in found
+        for item in _find_list(reply, "approaches")
         if isinstance(item, str) and len(item.split()) >= _APPROACH_WORDS and "/" not in item
     )
     distinct = list({line.casefold(): line for line in lines}.values())
@@ -203,11 +271,9 @@ def read_approaches(reply: ChatReply, count: int) -> tuple[str, ...]:
 
 def read_inputs(reply: ChatReply, most: int) -> tuple[str, ...]:
     """Return the calls, each once and nothing of them evaluated; raises `MalformedReplyError` where there is no list of them."""
-    _whole(reply)
-    found = _object(reply.text).get("inputs")
-    if not isinstance(found, list):
-        raise MalformedReplyError("there is no list of inputs.")
-    return tuple(dict.fromkeys(item[:200].strip() for item in found if isinstance(item, str)))[:most]
+    found = _find_list(reply, "inputs")
+    calls = (item.strip() for item in found if isinstance(item, str) and len(item) <= _INPUT)
+    return tuple(dict.fromkeys(calls))[:most]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +290,8 @@ class ReadReview:
 
 def read_review(reply: ChatReply, criteria: int) -> ReadReview:
     """Return the review; raises `MalformedReplyError` where its score is no whole number from 0 to 10."""
-    _whole(reply)
-    data = _object(reply.text)
+    _require_whole(reply)
+    data = _find_object(reply.text, "score")
     score = data.get("score")
     if isinstance(score, bool) or not isinstance(score, int) or not 0 <= score <= 10:  # noqa: PLR2004  # the scale
         raise MalformedReplyError("the score is no whole number from 0 to 10.")
@@ -258,7 +324,7 @@ def _is_numbered(value: Any, criteria: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= criteria
 
 
-def _whole(reply: ChatReply) -> None:
+def _require_whole(reply: ChatReply) -> None:
     if reply.finish_reason == "length":
         raise MalformedReplyError(
             "Your reply was cut off because it was too long. Say less in one reply: fewer actions, and a long file in parts "
@@ -266,105 +332,33 @@ def _whole(reply: ChatReply) -> None:
         )
 
 
-def _object(text: str) -> dict[str, Any]:
-    """Return the one JSON object in `text`, which may stand in a markdown fence."""
-    if fenced := _FENCED.match(text):
-        text = fenced.group(1)
-    start = text.find("{")
-    if start < 0:
+def _find_object(text: str, *fields: str) -> Mapping[str, Any]:
+    """Return the last object with one of these fields, also where another wraps it; else the last object.
+
+    Objects before it are drafts and quotes: reasoning that the server did not separate, or an example.
+    """
+    chosen: Mapping[str, Any] | None = None
+    other: Mapping[str, Any] | None = None
+    for value in find_values(text):
+        other = value
+        for candidate in (value, *(inner for inner in value.values() if isinstance(inner, dict))):
+            if any(field in candidate for field in fields):
+                chosen = candidate
+                break
+    found = chosen if chosen is not None else other
+    if found is None:
         raise MalformedReplyError("there is no JSON object in it.")
-    value, end = _decode(text, start)
-    if not isinstance(value, dict):
-        raise MalformedReplyError("it is no JSON object.")
-    if "{" in text[end:]:
-        raise MalformedReplyError("there is more than one JSON object in it.")
-    return value
+    return found
 
 
-def _decode(text: str, start: int) -> tuple[Any, int]:
-    try:
-        # strict=False: models put raw line breaks into strings, and what they mean is plain.
-        return json.JSONDecoder(strict=False, parse_constant=_no_constant).raw_decode(text, start)
-    except RecursionError as error:
-        raise MalformedReplyError("its JSON is nested too deeply.") from error
-    except json.JSONDecodeError as error:
-        near = " ".join(text[max(error.pos - 20, 0) : error.pos + 20].split())
-        raise MalformedReplyError(f"its JSON is broken near {near!r}: {error.msg}.") from error
-
-
-def _no_constant(name: str) -> Any:
-    raise MalformedReplyError(f"{name} is no JSON.")
-
-
-def _read_json_turn(text: str) -> Turn:
-    data = _object(text)
-    if unknown := sorted(set(data) - {"thought", *_KINDS}):
-        raise MalformedReplyError(f"it has the unknown field {unknown[0][:40]!r}.")
-    said = [kind for kind in _KINDS if data.get(kind) is not None]
-    if len(said) != 1:
-        raise MalformedReplyError(_how_many(said, "actions, finish"))
-    thought = data.get("thought")
-    thought = thought[: 2 * _THOUGHT] if isinstance(thought, str) else ""
-    if said == ["actions"]:
-        actions = data["actions"]
-        if not isinstance(actions, list) or not 1 <= len(actions) <= MAX_ACTIONS:
-            raise MalformedReplyError(f"'actions' is a list of 1 to {MAX_ACTIONS} tool calls.")
-        return Turn(thought, tuple(_action(item) for item in actions))
-    value = data[said[0]]
-    if not isinstance(value, str) or not value.strip():
-        raise MalformedReplyError(f"{said[0]!r} is a text that is not empty.")
-    value = value.encode("utf-8", "replace").decode()  # JSON can spell half a character, and no digest takes such a text
-    return Turn(thought, python=value) if said == ["python"] else Turn(thought, finish=value)
-
-
-def _action(item: Any) -> Action:
-    if not isinstance(item, dict):
-        raise MalformedReplyError("an action is an object with 'tool' and 'args'.")
-    tool, args = item.get("tool", item.get("name")), item.get("args", {})
-    if not isinstance(tool, str) or not tool:
-        raise MalformedReplyError("an action does not name its tool.")
-    if not isinstance(args, dict):
-        raise MalformedReplyError(f"the args of {tool[:40]} are no object.")
-    return Action(tool, args)
-
-
-def _read_blocks(text: str) -> Turn:
-    actions: list[Action] = []
-    texts: dict[str, str] = {}
-    outside: list[str] = []
-    position = 0
-    while tag := _TAG.search(text, position):
-        outside.append(text[position : tag.start()])
-        kind, close = tag.group(1), f"</{tag.group(1)}>"
-        if kind == "tool":
-            # The decoder says where the JSON ends: a file's content may hold a closing tag.
-            begin = text.find("{", tag.end())
-            if begin < 0:
-                raise MalformedReplyError("a <tool> holds no JSON object.")
-            value, end = _decode(text, begin)
-            actions.append(_action(value))
-            position = text.find(close, end)
-        else:
-            position = text.find(close, tag.end())
-            texts[kind] = text[tag.end() : position].strip()
-        if position < 0:
-            raise MalformedReplyError(f"<{kind}> is not closed by {close}.")
-        position += len(close)
-    outside.append(text[position:])
-    said = [*(["tool"] if actions else []), *texts]
-    if len(said) != 1:
-        raise MalformedReplyError(_how_many(said, "<tool>, <finish>"))
-    if len(actions) > MAX_ACTIONS:
-        raise MalformedReplyError(f"it has {len(actions)} tool calls, and at most {MAX_ACTIONS} are allowed.")
-    thought = " ".join(" ".join(outside).split())[: 2 * _THOUGHT]
-    if actions:
-        return Turn(thought, tuple(actions))
-    if not texts[said[0]]:
-        raise MalformedReplyError(f"<{said[0]}> is empty.")
-    return Turn(thought, python=texts.get("python"), finish=texts.get("finish"))
-
-
-def _how_many(said: Sequence[str], known: str) -> str:
-    if not said:
-        return f"it holds none of {known}; exactly one is needed."
-    return f"it holds {' and '.join(said)}; exactly one kind is allowed in a reply."
+def _find_list(reply: ChatReply, field: str) -> Sequence[Any]:
+    """Return the list under a field, else the last list of texts that stands by itself."""
+    _require_whole(reply)
+    text = without_thinking(reply.text)
+    with suppress(MalformedReplyError):  # a list by itself is in no object
+        if isinstance(found := _find_object(text, field).get(field), list):
+            return found
+    lists = [value for value in find_values(text, "[") if value and all(isinstance(item, str) for item in value)]
+    if not lists:
+        raise MalformedReplyError(f"there is no list of {field}.")
+    return list_of(lists[-1])

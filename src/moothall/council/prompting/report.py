@@ -16,8 +16,9 @@ _FOUND = 20  # findings of a linter that are shown
 
 
 def result_text(number: int, result: ToolResult, room: int) -> str:
-    """The status of the turn's `number`-th call, and its output or error within `room` characters."""
-    said = result.error if result.status is not ToolStatus.SUCCESS else _output_text(result.output)
+    """The status of the turn's `number`-th call, and its error and output within `room` characters."""
+    error = result.error if result.status is not ToolStatus.SUCCESS else ""
+    said = "\n".join(filter(None, (error, _output_text(result.output))))
     head = f"{number}. {result.tool[:60]}: {result.status}"
     return f"{head}\n{fence('output', clip(said, room))}" if said else head
 
@@ -84,7 +85,7 @@ def ignored_text(ignored: Mapping[str, str]) -> str:
     """Say which new files are no part of the answer, and the way out."""
     listed = "\n".join(f"{path}: {rule}" for path, rule in list(ignored.items())[:_NAMED])
     more = f"\nand {len(ignored) - _NAMED} more" if len(ignored) > _NAMED else ""
-    way_out = "The checks here see them, and whoever gets your answer does not. Write them under another path, or change the rule that names them."
+    way_out = "Your checks see these files, but your answer leaves them out. Write them to another path, or change the rule."
     return f"{fence('new files that git ignores: they are left out of your answer', listed + more)}\n{way_out}"
 
 

@@ -11,29 +11,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LATE_SECONDS = 2.0
-_GENEROUS = 6  # times its limit, that a case may take on a machine that is too busy to run it
-_IDLE = 0.1  # of the time; a case that wants a core for less only waits
+_GENEROUS = 6  # times its limit: what a case may take on a busy machine
+_IDLE = 0.1  # share of the time; a case that wants a core for less is only waiting
 _SHORTEST, _AGAIN = 0.2, 1.0
-# Tests may put others in their place.
+# Kept here because tests may replace them.
 _open, _read, _close, _listdir, _getpid = os.open, os.read, os.close, os.listdir, os.getpid
 _load, _cores = os.getloadavg, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _now, _process, _thread = time.monotonic, time.process_time, getattr(time, "thread_time", time.process_time)
 
 
 class Clock:
-    """Rings SIGALRM after `seconds`. Time in which the process stood still, as a machine that was paused does, is not the case's, nor is
-    time in which it had to wait for a core: that ends after a few times `seconds`, or when it has computed for as long.
+    """Rings SIGALRM after `seconds`. Time in which the process stood still, as on a paused machine,
+    does not count. Time spent waiting for a core does not count either, up to `_GENEROUS` times
+    `seconds` in all, unless the case has computed for `seconds`.
     """
 
     def __init__(self, seconds: float) -> None:
         self.remark = ""
-        """Says, once its time is over, that the machine was too busy for it to use that."""
+        """Set at the end of its time if the machine was too busy for the case to use it."""
         self._seconds = seconds
         self._last = _now() + _GENEROUS * seconds
         self._start()
 
     def has_more_time(self) -> bool:
-        """Whether it rang too early; it rings again then."""
+        """Whether it rang too early. If so, it rings again."""
         more = self._stood_still() or self._was_kept_waiting()
         if not more:
             self._due = _now() + _AGAIN
@@ -109,7 +110,7 @@ def _delay() -> float | None:
 
 
 def _others_run() -> Iterator[bool]:
-    """Of each thread but the first of this process: whether it runs, or would with a core."""
+    """Yield for each visible thread except this process's first whether it is runnable."""
     mine = str(_getpid())
     for pid in filter(str.isdigit, _listdir("/proc")):
         try:

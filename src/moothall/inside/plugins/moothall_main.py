@@ -43,7 +43,9 @@ def main() -> None:
 
 
 def _entry_point() -> Callable[[], Any]:
-    """Return what `python -m pytest` calls: pytest 9.1 made `console_main` private, and warns of the public name; before 6.1 there is neither."""
+    """Return the function that `python -m pytest` calls. pytest 9.1 made `console_main` private and
+    deprecated the public name; before 6.1 there is neither.
+    """
     import pytest
     from _pytest import config
 

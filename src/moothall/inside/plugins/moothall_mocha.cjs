@@ -16,7 +16,8 @@ module.exports = class extends Spec {
       if (!ids.has(test)) ids.set(test, counted(lines.id(test.file, test.titlePath ? test.titlePath() : [test.fullTitle()])));
       return ids.get(test);
     };
-    // Mocha makes paths relative to the folder that it runs in, which may be one of several packages.
+    // Mocha's paths are relative to the folder that it runs in, which may be one of several
+    // packages.
     const frame = /^(\s+at (?:.*\()?)([^\s()/:][^()\n:]*)(?=:\d+:\d+\)?$)/gm;
     const whole = (text) => String(text).replace(frame, (_, at, file) => at + path.resolve(file));
     const said = (error) => whole((error && (error.stack || error.message)) || error);

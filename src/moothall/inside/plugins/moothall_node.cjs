@@ -8,7 +8,7 @@ const args = process.argv.slice(2);
 const taken = require("./moothall_taken.cjs");
 const ours = (name) => path.join(__dirname, name);
 
-const GENEROUS = 3; // times the limit of a case: Node counts time in which the machine is too busy to run it
+const GENEROUS = 3; // times the limit of a case: Node also counts time spent waiting for a core
 
 // Only these cases are wanted: a pattern of their full names, and one of their last.
 const only = process.env.MOOTHALL_ONLY;
@@ -59,8 +59,8 @@ function testRunner() {
   process.exit(done.status === null ? 1 : done.status);
 }
 
-// Package managers put their own node first on the PATH of a script. Ours goes before it: it keeps our reporter where a script sets
-// NODE_OPTIONS, and runs the next one.
+// Package managers put their own node first on the PATH of a script. Ours goes before it: it keeps
+// our reporter if a script sets NODE_OPTIONS, and runs the next one.
 function keepNodeFirst() {
   const { ChildProcess } = require("child_process");
   const { spawn } = ChildProcess.prototype;

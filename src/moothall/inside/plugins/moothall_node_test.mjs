@@ -6,7 +6,7 @@ export default async function* report(source) {
   const names = [];
   const counted = lines.counted();
   const begun = []; // by depth: what was told of last, with its number among cases of one name
-  const printed = new Map(); // by file: the end of what its process wrote to stderr, which says why it could not be run
+  const printed = new Map(); // file → the end of its process's stderr, which explains a failed start
   for await (const { type, data } of source) {
     if (type === "test:stderr" && data.file) printed.set(data.file, ((printed.get(data.file) || "") + data.message).slice(-4000));
     if (!["test:start", "test:pass", "test:fail"].includes(type)) continue;

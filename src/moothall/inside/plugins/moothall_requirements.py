@@ -1,7 +1,8 @@
-"""Installs what can be installed of a requirements file: `moothall_requirements.py must|may FILE`. It runs where pip failed on the whole.
+"""Install as much of a requirements file as possible: `moothall_requirements.py must|may FILE`.
 
-Development tools and repositories over ssh are tried one by one, and what fails is named. With `must` all else has to be
-installed; with `may` it is tried one by one too where it cannot be installed as a whole. Runs under Python 3.7 and on, in a set-up.
+Set-up runs it after pip failed on the whole file. Development tools and repositories over ssh are
+tried one by one, and failures are named. With `must`, all others have to install together; with
+`may`, they are tried one by one as well if they do not. Supports Python 3.7 and later.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def read(path: str, depth: int = 0) -> Iterator[tuple[str, bool]]:
 
 
 def _install(options: Sequence[str], lines: Sequence[str]) -> str:
-    """Install lines together; return '' where that went well, else why not."""
+    """Install lines together; return '' on success, else the reason."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
         file.write("\n".join((*options, *lines, "")))
         file.flush()
@@ -56,7 +57,7 @@ def _install(options: Sequence[str], lines: Sequence[str]) -> str:
         return ""
     printed = done.stdout.decode("utf-8", "replace")
     said = [line.strip() for line in printed.split("\n") if _SAYS_WHY.match(line)]
-    return (said or printed.strip().split("\n"))[0][:200] or "pip says nothing"
+    return (said or printed.strip().split("\n"))[0][:200] or "pip printed nothing"
 
 
 def main(how: str, path: str) -> int:

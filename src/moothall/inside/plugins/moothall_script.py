@@ -1,6 +1,8 @@
-"""Stands in for `python FILE` and `python -m MODULE` in a sandbox where these run unittest's runner, as Django's `manage.py test` does.
+"""Replaces `python FILE` and `python -m MODULE` if these run unittest's runner, as Django's
+`manage.py test` does.
 
-Their runner is ours: it tells each case. Runs under Python 3.7 and on. The lines are those of moothall_unittest.
+It puts our runner in the place of unittest's, which reports each case in the format of
+moothall_unittest. Supports Python 3.7 and later.
 """
 
 from __future__ import annotations

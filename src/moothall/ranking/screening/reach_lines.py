@@ -16,7 +16,7 @@ PATTERNS: Mapping[str, re.Pattern[str]] = {
         r"|/proc/self|/dev/(?:fd|std)|MOOTHALL|go:embed\s[^\n]{0,500}?(?:\.go\b|\*(?=[\s\"`']|$)|\*\.\*|[*?\[\\][^\s/]{0,50}g|[?\[\\])"
         r"|^(?:func|var|const|type)\s+(?:nil|true|false|error|len|cap|append|string|u?int(?:8|16|32|64)?|bool|float(?:32|64)|byte|rune|any|copy|delete|m(?:ake|ax|in)|new|panic|recover|clear)\b|^\s+(?:nil|true|false)\s+(?:[\w.*\[\]]+\s*)?=(?!=)"
         r"|(?:&|\b)[a-z]\w*\.(?:EOF|Err[A-Z]\w*)\s*=(?!=)|&[a-z]\w*\.(?:EOF|Err[A-Z]\w*)\b"
-        # Under another name: what follows a keyword is a plain import, or a text.
+        # Imports under another name. After a keyword it is a plain import, or a string.
         r'|(?:^|[;(])\s*(?:import\s*\(?\s*)?(?:\.|(?!(?:import|return|case|_)\b)[^\W\d]\w*)\s+"(?:os|os/exec|syscall|runtime|runtime/debug|golang\.org/x/sys/\w+)"'
     ),
     ".js": re.compile(

@@ -1,6 +1,6 @@
-"""What a project compiles, and how that is built again before a check. Pure.
+"""How a project's compiled code is built again before a check. Pure.
 
-Set-up tries each command once. One that fails there is left out and says so: no check then depends on it.
+Set-up tries each command once and reports one that fails; that build is then left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from moothall.repositories.detect.project import Project, strings, table
 from moothall.repositories.patch_rules import matches
 
 NODE_HEADERS = "/env/node-gyp"
-"""Where set-up leaves the headers that addons are compiled with."""
+"""Where set-up stores the headers for compiling addons."""
 COMPILED = (
     *("*.c", "*.h", "*.cc", "*.cpp", "*.cxx", "*.c++", "*.hh", "*.hpp", "*.hxx", "*.inl", "*.inc", "*.def", "*.S"),
     *("*.m", "*.mm", "*.cu", "*.cuh", "*.f", "*.f90", "*.F90", "*.pyx", "*.pxd", "*.pxi", "*.rs", "*.tmpl", "*.in"),
@@ -34,16 +34,17 @@ _HEADERS = (
     'at="$(command -v node)"; at="${at%/bin/node}"; '
     '[ ! -e "$at/include/node/node_version.h" ] || export npm_config_nodedir="$at"'
 )
-"""Where node-gyp finds the headers that it compiles with: those of set-up, or of Node itself."""
+"""Leads node-gyp to its headers: those of set-up, or those that come with Node."""
 _PRODUCT = re.compile(r"(?:\./)?(?P<folder>dist|build|lib|out|es|cjs|esm|umd|compiled)(?:/|$)")
 _READS_SOURCES = re.compile(r"\b(?:vitest|jest|tsx|ts-node|ts-mocha|esbuild-register|swc-node|tap)\b|--loader|--import")
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What is added to a project's set-up, and what builds it again.
+    """Additions to a project's set-up, and the steps that build it again.
 
-    `reads` are files that set-up compiles, `protected` those that say how; `needs` is as a profile's.
+    `reads` are files that set-up compiles, `protected` those that configure the build; `needs` is
+    as in a profile.
     """
 
     steps: tuple[SetupStep, ...] = ()
@@ -54,10 +55,11 @@ class Built:
 
 
 def python_built(project: Project, pyproject: Mapping[str, Any], pip: tuple[str, ...], *, versioned: str) -> Built | None:
-    """Return how a Python project's compiled code is built, None where it has none that we can build.
+    """Return how a Python project's compiled code is built, or None if it has none that we can
+    build.
 
-    `pip` begins a command that installs. `versioned` is the project's name where building it asks git for the version,
-    which no check can: it gets that of the set-up.
+    `pip` is the beginning of an installing command. `versioned` is the project's name if its build
+    asks git for the version: checks have no history, so the build gets the version of the set-up.
     """
     system = table(pyproject, "build-system")
     backend = str(system.get("build-backend") or "setuptools")
@@ -76,7 +78,7 @@ def python_built(project: Project, pyproject: Mapping[str, Any], pip: tuple[str,
             version = f'v="$(python -c {shlex.quote(told)} || echo 0)"'
             pretended = " ".join(f'{variable}="$v"' for variable in _VERSION_OF_GIT)
             command = f"{version}; {pretended} {command}"
-        # As new as pip itself takes it to build: an environment begins with an old one.
+        # As new as in pip's own builds: a fresh environment has an old setuptools.
         needed = ((*pip, "--upgrade", "setuptools", "wheel"), (*pip, *requires) if requires else ())
     elif backend.startswith("maturin"):
         mixed = table(pyproject, "tool", "maturin").get("python-source") or any(
@@ -89,7 +91,7 @@ def python_built(project: Project, pyproject: Mapping[str, Any], pip: tuple[str,
         )
         needed = ((*pip, *dict.fromkeys(("maturin", *requires))),)
     elif backend == "mesonpy":
-        # Installed like this it also builds when it is imported, with what it was installed with.
+        # Installed like this, it is also built again on import, with the tools of the set-up.
         needed = (
             (*pip, *dict.fromkeys(("meson-python", "meson", "ninja", *requires))),
             (*pip, "--no-build-isolation", "--no-deps", "-e", "."),
@@ -108,7 +110,9 @@ def python_built(project: Project, pyproject: Mapping[str, Any], pip: tuple[str,
 
 
 def node_built(project: Project, package: Mapping[str, Any], tests: tuple[str, ...]) -> Built | None:
-    """Return how a Node project's addon, or what it transpiles for its tests, is built; None where it has neither."""
+    """Return how a Node project's addon, or the code transpiled for its tests, is built; None if it
+    has neither.
+    """
     scripts = table(package, "scripts")
     if "binding.gyp" in project.files:
         command = f"{_HEADERS}; {shlex.join(('npm', 'exec', '--offline', '--call', 'node-gyp configure build'))}"
@@ -126,7 +130,7 @@ def node_built(project: Project, package: Mapping[str, Any], tests: tuple[str, .
 
 
 def _products(project: Project, package: Mapping[str, Any]) -> list[str]:
-    """Return the folders that a package's entry points lie in and the repository does not hold."""
+    """Return the folders of a package's entry points that are not in the repository."""
     exports = package.get("exports")
     entries = [package.get("main"), package.get("module"), exports]
     if isinstance(exports, dict):
@@ -136,12 +140,16 @@ def _products(project: Project, package: Mapping[str, Any]) -> list[str]:
 
 
 def tries_build(step: SetupStep) -> bool:
-    """Whether a step of a set-up tries a build: it is needed also where another project installs the dependencies."""
+    """Whether a step of a set-up tries a build. It is needed even if another project installs the
+    dependencies.
+    """
     return _MARK in step.argv[-1]
 
 
 def _tried(command: str, folder: str, sources: tuple[str, ...]) -> tuple[SetupStep, BuildStep]:
-    """Return the step of a set-up that tries a command, and the build that runs it where it went well."""
+    """Return the step of a set-up that tries a command, and the build that runs it if that
+    succeeded.
+    """
     mark = f"{_MARK}{re.sub(r'[^a-z0-9]+', '-', folder.lower()) or 'root'}"
     probe = SetupStep(("sh", "-c", f"({command}) && touch {mark}"), folder, optional=True)
     return probe, BuildStep(("sh", "-c", f"[ ! -e {mark} ] || ({command})"), folder, sources)

@@ -1,4 +1,4 @@
-"""How a Django project runs its tests where it does so without pytest. Pure."""
+"""How a Django project without pytest runs its tests. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from moothall.repositories.detect.project import Project, table
 
 _TEST = re.compile(r"(?:django-admin(?:\.py)?|-m[ \"',]+django)[ \"',]+test\b(?P<words>[^\n\]]*)")
-"""Django's own command in tox's or nox's words."""
+"""Django's test command in the files of tox and nox."""
 _SETTINGS = re.compile(r"DJANGO_SETTINGS_MODULE[\"']?\s*[=:,]\s*[\"']?(?P<module>\w+(?:\.\w+)+|\w+)")
 _WORD = re.compile(r"--?[\w-]+(?:=[\w./:-]+)?|[\w./-]+")
 _SESSIONS = ("tox.ini", "setup.cfg", "pyproject.toml", "tox.toml", "noxfile.py")
@@ -28,9 +28,9 @@ def configures_pytest(project: Project) -> bool:
 
 
 def django_command(project: Project) -> tuple[str, ...]:
-    """Return the command of a project whose tests need Django's own runner, () for every other.
+    """Return the command of a project whose tests need Django's own runner, or ().
 
-    It is that of a project whose tests are not written for pytest: nothing configures it.
+    Projects that configure pytest do not need it.
     """
     if configures_pytest(project) or project.any("conftest.py") or not project.any("test*.py", "tests/*.py"):
         return ()
@@ -38,12 +38,12 @@ def django_command(project: Project) -> tuple[str, ...]:
 
 
 def own_runner_files(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the files that start the tests of such a command: a candidate does not change them."""
+    """Return the files that start the tests of such a command, which are protected."""
     return tuple(word for word in command if word in {"manage.py", "runtests.py"})
 
 
 def run_in(command: tuple[str, ...]) -> str:
-    """Return the folder in which such a command runs, '' for the project's own."""
+    """Return the folder in which such a command runs, or '' for the project's own."""
     return next((word.removeprefix("--chdir=") for word in command if word.startswith("--chdir=")), "")
 
 
@@ -67,7 +67,7 @@ def _manage(project: Project) -> tuple[str, ...]:
 
 
 def _sessions(project: Project) -> tuple[str, ...]:
-    """Return the command that tox or nox runs where it is Django's own, or a runtests.py beside it."""
+    """Return the command of tox or nox if it is Django's own or a runtests.py, or ()."""
     said = "\n".join(project.texts.get(name, "") for name in _SESSIONS)
     settings = _SETTINGS.search(said)
     env = ("env", f"DJANGO_SETTINGS_MODULE={settings['module']}") if settings else ()

@@ -66,7 +66,7 @@ def setup_keyword(project: Project, keyword: str) -> str:
 
 
 def setup_requirements(project: Project) -> list[str]:
-    """Return the requirements that setup.py and setup.cfg name for the project itself."""
+    """Return the install requirements of setup.py and setup.cfg."""
     config = project.ini("setup.cfg").get("options", {}).get("install_requires", "")
     named = [*strings(next(_setup(project, "install_requires"), None)), *config.split("\n")]
     return [word for word in (one.strip() for one in named) if REQUIREMENT.fullmatch(word)]

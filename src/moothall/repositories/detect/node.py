@@ -105,7 +105,7 @@ def _manager(project: Project, package: Mapping[str, object]) -> tuple[str, str]
 
 
 def _refuses_npm(package: Mapping[str, object]) -> bool:
-    """Whether npm would refuse to run a script because the package names another package manager."""
+    """Whether npm refuses to run scripts because the package names another package manager."""
     return str(table(package, "devEngines", "packageManager").get("name", "npm")) != "npm"
 
 
@@ -145,7 +145,7 @@ def _yarn(project: Project, version: str, plain: SetupStep) -> Iterator[SetupSte
     release = re.search(r"^yarnPath:\s*\"?([\w./-]+)", project.texts.get(".yarnrc.yml", ""), re.MULTILINE)
     if release and (own := join_inside("", release[1])) in project.files:
         yarn: tuple[str, ...] = ("node", release[1])
-        # Scripts call it by its name.
+        # Scripts call it by name.
         script = f'#!/bin/sh\nexec node "/workspace/{project.path(str(own))}" "$@"\n'
         write = f"mkdir -p {_ENV}/bin && printf %s {shlex.quote(script)} > {_ENV}/bin/yarn && chmod 755 {_ENV}/bin/yarn"
         yield SetupStep(("sh", "-c", write), folder)
@@ -165,9 +165,9 @@ def _yarn(project: Project, version: str, plain: SetupStep) -> Iterator[SetupSte
 
 
 def _corepack(scripts: Mapping[str, str], manager: str, version: str, folder: str) -> Iterator[SetupStep]:
-    """Yield what fetches the pinned package manager for scripts that call it by corepack."""
+    """Yield the step that fetches the pinned package manager if scripts call it by corepack."""
     if version and any(re.search(r"\bcorepack\b", script) for script in scripts.values()):
-        # Its built-in keys grow old; what npm installs here is not signed for it either.
+        # Its built-in keys expire, and npm's installations here are not verified either.
         argv = ("env", "COREPACK_INTEGRITY_KEYS=0", "corepack", "install", "--global", f"{manager}@{version}")
         yield SetupStep(argv, folder, optional=True)
 

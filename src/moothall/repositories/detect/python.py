@@ -22,7 +22,7 @@ PIP = (ENV_PYTHON, "-m", "pip", "install", "--quiet", "--no-input", "--disable-p
 LOCKED = (ENV_PYTHON, "-I", f"{PLUGINS}/moothall_locked.py")
 """Reads the versions of a lock file into another file."""
 LINE_BY_LINE = (ENV_PYTHON, "-I", f"{PLUGINS}/moothall_requirements.py")
-"""Installs what can be installed of a requirements file, and names the rest."""
+"""Installs as much of a requirements file as possible, and names the rest."""
 TEXTS = (
     *("pyproject.toml", "setup.py", "setup.cfg", "tox.ini", "tox.toml", "noxfile.py", "pytest.ini", ".pytest.ini"),
     *("ruff.toml", ".ruff.toml", ".python-version", "hatch.toml", "Pipfile", "manage.py"),
@@ -35,7 +35,7 @@ _OTHER_TESTS = ("/test.py", "/tests.py", "/tests/*.py", "/test/*.py", "/*/tests.
 _WHOLE = ("/test/test.py", "/test/tests.py", "/tests/test.py", "/tests/tests.py")
 """Tests that pytest would pass over, for it finds others beside them."""
 _EXAMPLES = re.compile(r"--doctest-modules|--doctest-plus|--xdoctest(?:-modules)?|--doctest-(?:glob|extension)[= ][\"']?[\w.*]+")
-"""Options with which pytest takes examples for tests."""
+"""Options of pytest that make it run examples as tests."""
 _PYTEST_LINE = re.compile(r"(?m)^.*\bpytest\b.*$")
 _DOCTEST_LINE = re.compile(r"-m doctest\b|\bwith-doctest\b")
 _NOT_TESTS = re.compile(r"(?:^|/)(?:__init__|conftest|utils?|helpers?|common|base|settings|_.*)\.py$")
@@ -49,7 +49,8 @@ _ASKS_GIT = re.compile(
 def python(project: Project, below: Sequence[str], named: Mapping[str, Project]) -> FoundProject | None:
     """Return what is found in a Python project, None where it is none.
 
-    `below` are folders below this one that have checks of their own; `named` are all projects of the repository by name.
+    `below` are folders below this one that have checks of their own; `named` are all projects of
+    the repository by name.
     """
     pyproject = project.toml("pyproject.toml")
     if not pyproject and not project.any("*.py"):
@@ -90,9 +91,11 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, Project])
 
 
 def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Mapping[str, str], inner: str) -> tuple[SetupStep, ...]:
-    """Return one installation of everything, so that one resolution sees all of it; piece by piece where that fails.
+    """Return one installation of everything, so that one resolution sees all of it; piece by piece if
+    that fails.
 
-    `siblings` are other projects of the repository, name → folder; `inner` is the folder that the tests run in, '' for its own.
+    `siblings` are other projects of the repository, name → folder; `inner` is the folder of the
+    tests, '' for its own.
     """
     tool = table(pyproject, "tool")
     installable = ("build-system" in pyproject or "setup.py" in project.files or "setup.cfg" in project.files) and table(
@@ -130,7 +133,9 @@ def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Mapping[str
 
 
 def _line_by_line(must: tuple[str, ...], folder: str) -> tuple[SetupStep, ...]:
-    """Return what installs the same without the development tools of its requirements files, () where it has no such file."""
+    """Return steps that install the same without the development tools of its requirements files,
+    or () without such files.
+    """
     files = [words[1] for words in _pairs(must) if words[0] == "-r"]
     if not files:
         return ()
@@ -140,7 +145,7 @@ def _line_by_line(must: tuple[str, ...], folder: str) -> tuple[SetupStep, ...]:
 
 
 def _piece(words: tuple[str, ...], folder: str) -> SetupStep:
-    """Return what installs a group, and as much of it as can be where not all can."""
+    """Return the step that installs a group, or as much of it as possible."""
     pairs = _pairs(words)
     if len(pairs) == 1 and pairs[0][0] != "-r":
         return SetupStep((*PIP, *words), folder, optional=True)
@@ -154,9 +159,10 @@ def _from_folders(
     needed: Sequence[str],
     wanted: Mapping[str, tuple[str, ...]],
 ) -> tuple[list[str], list[str], dict[str, tuple[str, ...]]]:
-    """Return the words that install siblings from their folders, and the others without their names.
+    """Return the words that install siblings from their folders, and `needed` and `wanted` without
+    their names.
 
-    They are part of one resolution, and pip would look for a name among its arguments in the index.
+    All are part of one resolution, and pip would look up a sibling's name in the index.
     """
     extras: dict[str, dict[str, None]] = {folder: {} for folder in siblings.values()}
 
@@ -236,11 +242,14 @@ def _tests(project: Project, below: Sequence[str]) -> tuple[str, ...]:
     others = sorted(path for path in mine.files if matches(_OTHER_TESTS, path) and not _NOT_TESTS.search(path))
     if others:
         return ("python", "-m", "pytest", *others[:_MOST_FILES])
-    return (*_doctests(mine), *ignored) if _doctests(mine) else ()
+    examples = _doctests(mine)
+    return (*examples, *ignored) if examples else ()
 
 
 def _doctests(project: Project) -> tuple[str, ...]:
-    """Return the command of a project whose only tests are examples in docstrings and texts, () where nothing says so."""
+    """Return the command of a project whose only tests are examples in docstrings and texts, if
+    configured, or ().
+    """
     if not project.any("*.py", "*.rst", "*.md", "*.txt"):
         return ()
     config = "\n".join(text for name, text in project.texts.items() if name in _CONFIGURED)
@@ -266,7 +275,9 @@ def _needs(project: Project, pyproject: Mapping[str, Any]) -> dict[str, str]:
 
 
 def requirements_of(project: Project) -> tuple[str, ...]:
-    """Return the normal names of the packages that a Python project requires, for itself or its tests."""
+    """Return the normalised names of the packages that a Python project requires, for itself or its
+    tests.
+    """
     pyproject = project.toml("pyproject.toml")
     words = [*strings(table(pyproject, "project").get("dependencies"))]
     words += [word for part in groups(project, pyproject).values() for word in part]
@@ -277,9 +288,9 @@ def requirements_of(project: Project) -> tuple[str, ...]:
 
 
 def _siblings(project: Project, pyproject: Mapping[str, Any], named: Mapping[str, Project]) -> dict[str, str]:
-    """Return the other projects of the repository that this one is built on, name → folder.
+    """Return the other projects of the repository that this one depends on, name → folder.
 
-    These are the projects that it requires by name, those that these require in turn, and uv's path sources.
+    These are its requirements by name, their requirements in turn, and uv's path sources.
     """
     found: dict[str, str] = {}
     waiting = [*requirements_of(project)]

@@ -37,8 +37,8 @@ _UNFIT = tuple(
         r"(?:min|minimum|minimal|oldest|lowest)$",
     )
 )
-"""Factors of environments that are not taken where there are others, the worst first: for another purpose, with
-an unreleased version, with a server, with the oldest versions."""
+"""Factors of environments that are used only if there is no other, the worst first: other purposes,
+unreleased versions, servers, oldest versions."""
 
 
 def session_words(project: Project, pyproject: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
@@ -106,10 +106,11 @@ def _names_listed(text: str) -> Iterator[str]:
 
 
 def _factors(names: Sequence[str]) -> frozenset[str]:
-    """Return the factors of the environment that suits this machine best; none where no environment is listed for tests.
+    """Return the factors of the environment that suits this machine best; none if no environment is
+    listed for tests.
 
-    It is one for our own Python, or else for any, whose other factors need no server and no unreleased
-    or oldest version. Of several it is the last one: newer versions are listed after older ones.
+    It is preferably for our own Python, without a server and without unreleased or oldest versions.
+    Of equally good ones it is the last: newer versions are usually listed after older ones.
     """
     best: tuple[tuple[int, ...], frozenset[str]] = ((), frozenset())
     for name in names:
@@ -170,7 +171,7 @@ def _pip_words(project: Project, lines: list[str], factors: frozenset[str] = fro
 def _without_condition(line: str, factors: frozenset[str] = frozenset()) -> str:
     """Return a line without the factors that it is for; '' where tests are for none of them.
 
-    `factors` are those of the environment that is taken, none where none is listed.
+    `factors` are those of the chosen environment, none if none is listed.
     """
     condition = re.match(r"\s*([a-z0-9.,!_{}-]+):\s+(.*)", line)
     if not condition:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
 from moothall.domain.ids import new_task_id
-from moothall.errors import InvalidRequest, Permanent
+from moothall.errors import InvalidRequest, NotFound, Permanent, RepositoryError
 from moothall.planning.card import Card, by_state
 from moothall.planning.coach import StoryDraft, check, score
 from moothall.planning.lifecycle import DEFAULT_RIGOR, Blocked, decide, lifecycle
@@ -79,15 +79,13 @@ def _board_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         try:
             scored = score(check(draft))
             if given.get("do") == "create":
+                repository = given.get("repository", "").strip()
+                await doors.plans.check_repository(repository, session.who)
                 card = await doors.board.create(
-                    draft,
-                    session.who,
-                    key=new_task_id(),
-                    repository=given.get("repository", "").strip(),
-                    rigor=given.get("rigor", ""),
+                    draft, session.who, key=new_task_id(), repository=repository, rigor=given.get("rigor", "")
                 )
                 return redirect(f"/stories/{card.story.id}")
-        except InvalidRequest as error:
+        except (InvalidRequest, NotFound, RepositoryError) as error:
             wrong = error.message
         told |= {"given": given, "scored": scored, "wrong": wrong, "usual": given.get("rigor", DEFAULT_RIGOR)}
         return page("new.html", 400 if wrong else 200, session=session, **told)

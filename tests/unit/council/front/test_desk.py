@@ -9,7 +9,7 @@ import pytest
 
 from moothall.bus.codec import encode, encode_batch
 from moothall.collector import Collector
-from moothall.config import LimitSettings
+from moothall.config import LimitSettings, LlmSettings, Models
 from moothall.council.front.desk import Desk
 from moothall.council.front.request import Defaults, plan
 from moothall.council.front.thread import find_request
@@ -49,6 +49,8 @@ async def test_a_winner_that_could_not_be_delivered_is_refused_before_anything_i
     asked = replace(TASK, task_id="t1", repository=RepositoryRef(id="r", ref="a" * 40))
     with pytest.raises(RepositoryError, match="moothall/t1"):
         await desk.submit(asked, LOCAL)
+    with pytest.raises(RepositoryError, match="moothall/t1"):
+        await desk.check(asked, LOCAL)
     assert await find_request(bus, "t1") is None
     await desk.submit(replace(asked, protocol="ask"), LOCAL)  # an answer in words needs no branch
 
@@ -295,3 +297,13 @@ async def test_who_goes_on_within_a_message_is_told_nothing_twice_and_misses_not
     for recorded in whole:  # a seq of the log itself loses nothing either
         rest = [r.event.id async for r in desk.watch("task-1", recorded.seq, LOCAL)]
         assert rest[len(rest) - (9 - whole.index(recorded)) :] == [r.event.id for r in whole[whole.index(recorded) + 1 :]]
+
+
+def test_several_models_go_round_the_seats() -> None:
+    models = Models.of(LlmSettings(model="qwen"), {"x": LlmSettings(model="deep", tier="large")})
+    defaults = Defaults(LimitSettings(), models=models)
+    planned = plan(replace(TASK, num_agents=3, model="default, large"), LOCAL, defaults, NOW)
+    assert planned.model == ""
+    assert [planned.model_of(seat) for seat in planned.seats] == ["", "x", ""]
+    with pytest.raises(InvalidRequest, match="gpt"):
+        plan(replace(TASK, model="default,gpt"), LOCAL, defaults, NOW)

@@ -1,4 +1,4 @@
-"""What becomes of a check on a clean checkout that hit a limit of time on a busy machine."""
+"""Checks on a clean checkout that hit a time limit on a busy machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STOPPED = CheckRun("tests", Verdict.FAILED, {"a": "failed"}, details={"a": f"hit
 
 @dataclass
 class _Workspaces:
-    """Workspaces whose checks come to `runs`, one after the other; `checked` says in which one, and whether alone."""
+    """Workspaces whose checks return `runs` in order; `checked` has the workspace and `alone` of each."""
 
     runs: list[CheckRun]
     checked: list[tuple[int, bool]] = field(default_factory=list)

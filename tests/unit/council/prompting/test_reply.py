@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.council.prompting import reply
-from moothall.council.prompting.reply import MalformedReplyError, Turn, answer_so_far
+from moothall.council.prompting.reply import Turn, answer_so_far
+from moothall.council.prompting.variants import MalformedReplyError
 from moothall.council.recording import Recording
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, Likely
@@ -92,9 +93,8 @@ def test_python_is_read() -> None:
     [
         ("json", "", "no JSON object"),
         ("json", "[1]", "no JSON object"),
-        ("json", '{"finish": "a"} {"finish": "b"}', "more than one JSON object"),
         ("json", '{"finish": ""}', "'finish' is a text that is not empty"),
-        ("json", '{"finish": "a", "tool": 1}', "unknown field 'tool'"),
+        ("json", '{"answer": "a"}', "unknown field 'answer'"),
         ("json", '{"finish": NaN}', "NaN is no JSON"),
         ("json", '{"actions": []}', "list of 1 to 8"),
         ("json", '{"actions": ["files.read"]}', "an action is an object"),
@@ -102,7 +102,7 @@ def test_python_is_read() -> None:
         ("json", '{"actions": [{"tool": "files.read", "args": "a.py"}]}', "args of files.read are no object"),
         ("json", '{"actions": [{"tool": "a", "args": {"x": ' + "[" * 100_000, "nested too deeply"),
         ("blocks", "I think so.", "none of <tool>, <finish>"),
-        ("blocks", f"{BLOCK}<finish>x</finish>", "tool and finish"),
+        ("blocks", f"{BLOCK}<python>x = 1</python>", "tool and python"),
         ("blocks", "<finish>x", "not closed by </finish>"),
         ("blocks", "<tool>files.read</tool>", "holds no JSON object"),
         ("blocks", '<tool>{"name": "files.read"', "JSON is broken"),
@@ -226,8 +226,6 @@ def test_what_there_is_of_an_answer_between_tags_is_how_the_whole_begins(answer:
     assert whole.startswith(answer_so_far(text[: cut % (len(text) + 1)]))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "so", "<tool>{", '{"thought": "so', '{"actions": []}', '[{"finish": "x"}]', '{"finish": 1}', "{{"]
-)
+@pytest.mark.parametrize("text", ["", "so", "<tool>{", '{"thought": "so', '{"actions": []}', '{"finish": 1}', "{{"])
 def test_no_answer_that_has_begun_is_none(text: str) -> None:
     assert answer_so_far(text) == ""

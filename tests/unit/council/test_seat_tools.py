@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.council.seat_tools import SUBMIT, SeatTools, UnusableCallError
+from moothall.domain.chat import FunctionCall
+from moothall.tools.catalogue import CATALOGUE
+
+ALL = SeatTools.of([*CATALOGUE.values()])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def call(name: str, arguments: Any) -> FunctionCall:
+    return FunctionCall("c", name, arguments if isinstance(arguments, str) else json.dumps(arguments))
+
+
+@given(st.sampled_from(ALL.names) | st.text(), st.text() | JSON.map(json.dumps))
+def test_whatever_a_model_writes_is_an_action_or_says_why_not(name: str, arguments: str) -> None:
+    with suppress(UnusableCallError):
+        assert ALL.action_of(FunctionCall("c", name, arguments)).tool in CATALOGUE
+
+
+def test_a_seat_with_a_shell_has_five_tools_and_one_without_has_those_it_may_use() -> None:
+    assert ALL.names == ("bash", "view", "edit", "write", SUBMIT)
+    without = SeatTools.of([spec for spec in CATALOGUE.values() if spec.category != "code"])
+    assert {"files_search", "git_log", "tests_pytest"} < {*without.names}
+    assert not without.has_shell
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "tool", "translated"),
+    [
+        ("view", {"path": "a", "start": 3, "end": 5}, "files.read", {"path": "a", "start": 3, "lines": 3}),
+        ("view", {"path": "a"}, "files.read", {"path": "a", "start": 1, "lines": 400}),
+        ("view", {"path": "a", "start": "7", "end": None}, "files.read", {"path": "a", "start": 7, "lines": 400}),
+        ("bash", {"command": "ls", "timeout_seconds": 5.0}, "code.shell", {"command": "ls", "timeout_seconds": 5}),
+        ("edit", {"path": "a", "old": "x", "new": ""}, "files.edit", {"path": "a", "old": "x", "new": ""}),
+        (
+            "edit",
+            {"path": "a", "old": "x", "new": "y", "all": True},
+            "files.edit",
+            {"path": "a", "old": "x", "new": "y", "count": 0},
+        ),
+        ("write", '{"path": "a", "content": "one\ntwo"}', "files.write", {"path": "a", "content": "one\ntwo"}),
+    ],
+)
+def test_calls_become_actions_of_the_catalogue(name: str, arguments: Any, tool: str, translated: dict[str, Any]) -> None:
+    action = ALL.action_of(call(name, arguments))
+    assert (action.tool, action.arguments) == (tool, translated)
