@@ -170,3 +170,17 @@ def test_reasoning_that_is_refused_is_not_sent_back() -> None:
     body = {**BODY, "messages": [{"role": "assistant", "content": "x", "reasoning_content": "why"}]}
     assert known.adapt(body)["messages"] == [{"role": "assistant", "content": "x"}]
     assert refuse("Missing `reasoning_content` in the assistant message").sends_reasoning
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Function tools with reasoning_effort are not supported for gpt-5.6 in /v1/chat/completions. To use function tools, use /v1/responses.",
+        "This model is only supported in v1/responses and not in v1/chat/completions.",
+    ],
+)
+def test_a_model_that_is_served_by_the_responses_api_alone_is_called_there(message: str) -> None:
+    assert refuse(message, status=404).api == "responses"
+    fixed = Capabilities(api_fixed=True)
+    fixed.learn(Rejected(400, message), BODY)
+    assert fixed.api == "chat"
