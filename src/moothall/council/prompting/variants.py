@@ -120,24 +120,29 @@ def clean_text(text: str) -> str:
 def without_thinking(text: str) -> str:
     """Return a text without its reasoning: marked blocks, and all before a closing mark that nothing opened.
 
-    A text that begins with a JSON object is returned as it is: there such marks are content.
+    A text that begins with a JSON object is returned as it is: there such marks are content, as they are in a fenced block.
     """
     text = clean_text(text)
     if text.lstrip().startswith("{"):
         return text
     pieces: list[str] = []
-    position = 0
-    while mark := _THOUGHT_MARK.search(text, position):
+    position, looked, fences = 0, 0, 0
+    while mark := _THOUGHT_MARK.search(text, looked):
         opened = mark.group("open")
+        fences += text.count("```", looked, mark.start())
+        looked = mark.end()
+        if fences % 2:
+            continue
         if opened is None:
             pieces.clear()
-            position = mark.end()
+            position = looked
             continue
         pieces.append(text[position : mark.start()])
-        position = _end_of_thinking(text, mark.end(), opened)
+        position = _end_of_thinking(text, looked, opened)
         if position < 0:
             position = mark.end()
             break
+        looked = position
     return "".join((*pieces, text[position:]))
 
 

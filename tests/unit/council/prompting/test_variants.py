@@ -379,6 +379,9 @@ def test_a_bare_list_is_read() -> None:
 def test_the_code_of_a_function_is_read_without_thoughts() -> None:
     assert whole_text(said("so <think>or</think> x = 1")) == "so  x = 1"
     assert whole_text(said("is it x = 2?\n</think>\nx = 1")) == "\nx = 1"
+    code = '```python\ndef f(text):\n    return text.partition("</think>")[2] or "<think>"\n```'
+    assert whole_text(said(code)) == code
+    assert whole_text(said(f"<think>```</think>{code}")) == code
 
 
 @pytest.mark.parametrize("before", ["", "Sure:\n```json\n", '<think>{"finish": "no"}</think>', "hm\n</think>"])
