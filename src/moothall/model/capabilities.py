@@ -7,7 +7,7 @@ call and all later ones. `adapt` renders what is known; a call is worth repeatin
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -55,24 +55,45 @@ _ESSENTIAL = frozenset({"model", "messages", "tools"})
 _STRICT = re.compile(
     r"\bstrict\b.{0,80}(?:extra|unknown|unexpected|unrecogni[sz]ed|permitted|not supported)", re.IGNORECASE | re.DOTALL
 )
-_SYSTEM = re.compile(
-    r"system (?:role|message|prompt|instruction)|developer (?:role|message|instruction)|role.{0,40}['\"`]?system", re.IGNORECASE
-)
-_ROLES = re.compile(r"roles? must alternate|must alternate|consecutive|alternating", re.IGNORECASE)
 _HISTORY = re.compile(
     r"reasoning_content|reasoning_details|encrypted_content|\bthinking\b|messages\W.{0,40}reasoning|extra_content", re.IGNORECASE
 )
 _KEYWORD = re.compile(r"unknown name \W{1,3}([\w$]+)\W{1,3} at \W{0,2}(?:tools|functions)", re.IGNORECASE)
 """How Google names a keyword of JSON Schema that it does not know."""
-_SHORT_IDS = re.compile(r"tool call id.{0,200}length of 9", re.IGNORECASE | re.DOTALL)
+_FORMS: tuple[tuple[re.Pattern[str], str, object, str], ...] = (
+    (
+        re.compile(r"role .{0,3}user.{0,12} after .{0,12}tool", re.IGNORECASE),
+        "joins_tools",
+        True,
+        "a user's message after a tool's",
+    ),
+    (re.compile(r"tool call id.{0,200}length of 9", re.IGNORECASE | re.DOTALL), "short_ids", True, "long ids of calls"),
+    (
+        re.compile(
+            r"(?:system|developer) (?:role|message|prompt|instruction)|role.{0,40}['\"`]?system|must alternate", re.IGNORECASE
+        ),
+        "system_role",
+        False,
+        "the system role",
+    ),
+    (
+        re.compile(r"(?:must|should) alternate|consecutive|alternating", re.IGNORECASE),
+        "alternates",
+        True,
+        "two messages of one role",
+    ),
+)
+"""What refusals say about the form of messages, the attribute that it changes, its value then, and the words for people."""
+_MISSING = re.compile(r"missing|must be passed|required", re.IGNORECASE)
 _RESPONSES = re.compile(r"v1/responses|responses api", re.IGNORECASE)
 _OVERFLOW = re.compile(
     r"context.{0,3}(?:length|window|size|limit)|exceed_context|prompt (?:is )?too long|input (?:is )?too long|too many tokens"
     r"|reduce the length|longer than the model|token count.{0,60}exceed|exceeds? the (?:available|maximum).{0,30}(?:context|tokens)"
-    r"|too large for model|maximum (?:input|prompt) length|context the overflows",
+    r"|too large for model|maximum (?:input|prompt) length|context the overflows|max_tokens must be at least 1, got -",
     re.IGNORECASE,
 )
 _WINDOW = (
+    re.compile(r"\d \+ \d[\d,]* > (\d[\d,]{2,9})"),
     re.compile(r"(?:maximum )?context.{0,3}(?:length|window|size|limit)\D{0,40}?(\d[\d,]{2,9})", re.IGNORECASE),
     re.compile(r"> ?(\d[\d,]{2,9}) maximum", re.IGNORECASE),
     re.compile(r"(\d[\d,]{2,9}) maximum context", re.IGNORECASE),
@@ -82,6 +103,7 @@ _INPUT = (
     re.compile(r"(?:request|prompt|messages?) (?:has|have|contains?) (?:at least )?(\d[\d,]*) (?:input )?tokens", re.IGNORECASE),
     re.compile(r"(\d[\d,]*) (?:tokens )?(?:in|from) the (?:input )?(?:messages|prompt)", re.IGNORECASE),
     re.compile(r"context limit: (\d[\d,]*) \+", re.IGNORECASE),
+    re.compile(r"(\d[\d,]*) of text input", re.IGNORECASE),
 )
 _NUMBER = re.compile(r"(?<![\d.\w-])\d[\d,]*\d(?![\d\w])")
 
@@ -119,6 +141,8 @@ class Capabilities:
     system_role: bool = True
     alternates: bool = False
     sends_reasoning: bool = True
+    joins_tools: bool = False
+    """Whether a user's message right after a tool's is joined with it, as Mistral wants it."""
     short_ids: bool = False
     """Whether ids of calls are nine letters and digits, as Mistral wants those of other servers too."""
     keywords: set[str] = field(default_factory=set)
@@ -162,6 +186,8 @@ class Capabilities:
             messages = _fold_system(messages)
         if self.short_ids:
             messages = [_shorten_ids(message) for message in messages]
+        if self.joins_tools:
+            messages = _join_tools(messages)
         return _alternate(messages) if self.alternates else messages
 
     def lines(self) -> list[str]:
@@ -206,40 +232,37 @@ class Capabilities:
         self.reasoning_fields.update(name for name in reasoning if name != "extras")
 
     def learn(self, error: Rejected, sent: Mapping[str, Any]) -> None:
-        """Note what a refusal of the chat body `sent` says about its parameters."""
-        text = error.text
-        if not self.api_fixed and _RESPONSES.search(text) and self.api == "chat":
-            self._set("api", lambda: setattr(self, "api", "responses"), error)
-            return
-        if is_overflow(error):
+        """Note what a refusal of the chat body `sent` says about its parts."""
+        if not self.api_fixed and self.api == "chat" and _RESPONSES.search(error.text):
+            self._change("api", "responses", "tools or this model by chat completions", error)
+        elif is_overflow(error):
             self._learn_window(error.text)
-            return
-        if found := set(_KEYWORD.findall(text)):
+        elif self._learn_form(error, sent) or self._learn_parameters(error, sent):
+            pass
+        elif _HISTORY.search(error.text) and not _MISSING.search(error.text):
+            self._change("sends_reasoning", False, "the reasoning of earlier replies", error)
+
+    def _learn_form(self, error: Rejected, sent: Mapping[str, Any]) -> bool:
+        """Note what a refusal says about the form of messages and tools; tell whether it says anything."""
+        if found := set(_KEYWORD.findall(error.text)):
             self.keywords |= found
             self._log(f"the keywords {', '.join(sorted(found))} in tools", error)
-            return
-        if _SHORT_IDS.search(text):
-            self._set("long ids of calls", lambda: setattr(self, "short_ids", True), error)
-            return
-        if _SYSTEM.search(text) and any(message["role"] == "system" for message in sent["messages"]):
-            self._set("the system role", lambda: setattr(self, "system_role", False), error)
-            return
-        if _ROLES.search(text) and not self.alternates:
-            self.system_role, self.alternates = False, True
-            self._log("roles that do not alternate", error)
-            return
-        names = [name for name in sent if name not in _ESSENTIAL and self._names(name, text)]
+            return True
+        roles = {message["role"] for message in sent["messages"]}
+        for pattern, name, value, what in _FORMS:
+            if pattern.search(error.text) and getattr(self, name) != value and (name != "system_role" or "system" in roles):
+                self._change(name, value, what, error)
+                return True
+        return False
+
+    def _learn_parameters(self, error: Rejected, sent: Mapping[str, Any]) -> bool:
+        """Note which parameters a refusal names; tell whether it names one."""
+        names = [name for name in sent if name not in _ESSENTIAL and self._names(name, error.text)]
         if error.param in names:
             names = [error.param]
         for name in names:
             self._drop(name, error, sent)
-        if (
-            not names
-            and self.sends_reasoning
-            and _HISTORY.search(text)
-            and not re.search("missing|must be passed|required", text)
-        ):
-            self._set("the reasoning of earlier replies", lambda: setattr(self, "sends_reasoning", False), error)
+        return bool(names)
 
     def room(self, error: Rejected, sent: Mapping[str, Any]) -> int:
         """Return the tokens of reply for which the refusal says that there is room; 0 if it says nothing, or if there is too little."""
@@ -247,6 +270,8 @@ class Capabilities:
         used = next((int(found[1].replace(",", "")) for pattern in _INPUT if (found := pattern.search(error.text))), 0)
         limit = int(sent.get(self.limit_name) or 0)
         left = window - used
+        if "at least" in error.text and used:  # the server stopped counting there
+            left = min(left, limit // 4)
         return left if window and used and limit > left >= max(_LEAST_TOKENS, min(1024, limit // 4)) else 0
 
     def _learn_window(self, message: str) -> None:
@@ -265,7 +290,8 @@ class Capabilities:
         elif name == "response_format":
             self._learn_schema(error, sent)
         else:
-            self._set(name, lambda: self.refused.setdefault(name, one_line(error.message)), error)
+            self.refused[name] = one_line(error.message)
+            self._log(name, error)
 
     def _learn_limit(self, name: str, error: Rejected, value: int) -> None:
         if name != self.limit_name:
@@ -282,11 +308,11 @@ class Capabilities:
     def _learn_schema(self, error: Rejected, sent: Mapping[str, Any]) -> None:
         described = sent["response_format"].get("json_schema", {})
         if _STRICT.search(error.text) and self.strict_flag and described.get("strict"):
-            self._set("strict", lambda: setattr(self, "strict_flag", False), error)
+            self._change("strict_flag", False, "strict", error)
         elif self.schema == "any" and strict_schema(described.get("schema", {})) != described.get("schema"):
-            self._set("this JSON schema", lambda: setattr(self, "schema", "strict"), error)
+            self._change("schema", "strict", "this JSON schema", error)
         elif self.schema != "none" and self._format(sent["response_format"]) == sent["response_format"]:
-            self._set("JSON schemas", lambda: setattr(self, "schema", "none"), error)
+            self._change("schema", "none", "JSON schemas", error)
 
     def _format(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         described = dict(wanted["json_schema"])
@@ -296,8 +322,8 @@ class Capabilities:
             described.pop("strict", None)
         return {**wanted, "json_schema": described}
 
-    def _set(self, what: str, change: Callable[[], object], error: Rejected) -> None:
-        change()
+    def _change(self, name: str, value: object, what: str, error: Rejected) -> None:
+        setattr(self, name, value)
         self._log(what, error)
 
     def _log(self, what: str, error: Rejected) -> None:
@@ -360,6 +386,17 @@ def _fold_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         return [{"role": "user", "content": system}, *others]
     first["content"] = f"{system}\n\n{first['content']}" if system else first["content"]
     return others
+
+
+def _join_tools(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with each user's text right after a tool's message at the end of that message."""
+    joined: list[dict[str, Any]] = []
+    for message in messages:
+        if joined and message["role"] == "user" and joined[-1]["role"] == "tool":
+            joined[-1]["content"] = f"{joined[-1]['content']}\n\n{message['content']}"
+        else:
+            joined.append(dict(message))
+    return joined
 
 
 def _alternate(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

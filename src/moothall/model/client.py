@@ -226,7 +226,8 @@ class OpenAIModel:
                 self._searched = True
                 self._known.window, self._known.window_source = await find_window(self._look, self._url, self._model)
         known = self._known
-        return ModelDescription(self._model, mode, known.api, known.window, known.window_source, known.most_tokens)
+        source = "the settings of the local model" if known.is_local else known.window_source
+        return ModelDescription(self._model, mode, known.api, known.window, source, known.most_tokens)
 
     async def examine(self) -> list[str]:
         """Return all that is known of the server in plain lines, after trying what no call has tried yet. Raises what `reply_mode` raises."""
@@ -308,7 +309,7 @@ class OpenAIModel:
         try:
             listed = await self._retry(call_id, deadline, until, self._list_models)
         except Rejected as error:
-            if wanted and error.status in {404, 405, 501}:
+            if wanted and error.status in {400, 404, 405, 501}:
                 return wanted  # a server that keeps no list; a wrong name shows at the first call
             raise self._translate(error) from error
         if wanted and wanted not in listed:

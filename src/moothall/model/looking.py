@@ -17,7 +17,7 @@ from moothall.telemetry import metrics
 
 _SECONDS = 2.5
 _BYTES = 1_000_000
-_NO_LIST = frozenset({404, 405, 501})
+_NO_LIST = frozenset({400, 404, 405, 501})
 
 
 @dataclass(frozen=True, slots=True)

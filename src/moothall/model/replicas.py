@@ -28,6 +28,10 @@ log = telemetry.get_logger(__name__)
 _REST_SECONDS = 30.0
 
 
+class _CallsNoToolsError(ModelUnavailable):
+    """A server that stands in answers, and its model calls no tools."""
+
+
 class ReplicatedModel:
     """The port `ChatModel` over several servers; at least one. `others` are those of the models that stand in, model by model;
     `failed` is until when each server rests, which all that ask them share.
@@ -54,7 +58,7 @@ class ReplicatedModel:
         async def ask_server(server: OpenAIModel) -> ChatReply:
             mode = "" if server in self._servers else await server.reply_mode()
             if request.tools and mode not in {"", "tools"}:
-                raise ModelUnavailable(f"{server.url} stands in, and its model calls no tools")
+                raise _CallsNoToolsError(f"{server.url} stands in, and its model calls no tools")
             free = request.schema is not None and mode == "blocks"
             return await server.chat(replace(request, schema=None) if free else request, on_text, ours=ours)
 
@@ -86,6 +90,9 @@ class ReplicatedModel:
                 self._failed[server] = self._clock() + _REST_SECONDS
             try:
                 found = await ask(server)
+            except _CallsNoToolsError as error:
+                self._failed.pop(server, None)
+                log.warning("a model server cannot stand in", call_id=call_id, why=error.message)
             except ModelUnavailable as error:
                 self._failed[server] = self._clock() + _REST_SECONDS
                 log.warning("the next model server stands in", call_id=call_id, why=error.message)

@@ -133,7 +133,10 @@ class PartialReply:
         return self.reasoning.fields() | ({"extras": extras} if (extras := self.calls.extras) else {})
 
     def _take_choice(self, choice: Mapping[str, Any]) -> str:
-        """Add a choice; return its text."""
+        """Add a choice; return its text. Raises `BrokenStream` for one that ends in an error."""
+        if isinstance(choice.get("error"), dict) or choice.get("finish_reason") == "error":
+            told = describe_error({"error": choice.get("error") or "the reply ended in an error"})
+            raise BrokenStream(f"the server reported: {told.message}", told)
         self._note(choice.get("logprobs"))
         if ended := choice.get("finish_reason"):
             self.finish_reason = one_line(str(ended), _NAME)

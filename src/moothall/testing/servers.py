@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -221,6 +222,10 @@ def _mistral(_kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
         return Refusal(
             422, {"object": "error", "message": {"detail": detail}, "type": "invalid_request_error", "param": None, "code": None}
         )
+    roles = [message["role"] for message in body["messages"]]
+    if ("tool", "user") in itertools.pairwise(roles):
+        text = "Unexpected role 'user' after role 'tool'"
+        return Refusal(400, {"object": "error", "message": text, "type": "invalid_request_message_order", "code": "3230"})
     for message in body["messages"]:
         named = [call["id"] for call in message.get("tool_calls", ())]
         for call_id in (*named, message["tool_call_id"]) if "tool_call_id" in message else named:

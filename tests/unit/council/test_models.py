@@ -20,8 +20,9 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.task import Deliberation, DeliberationRequest
 from moothall.errors import InvalidRequest
 from moothall.model.replicas import open_models
-from moothall.testing.model import Answer, Fault, ScriptedModel, scripted_model
-from support.council import ONE, THREE, TWO, CouncilHouse, finish, of, open_council, outcomes, review, scripted
+from moothall.testing.model import Answer, Fault, ScriptedModel, phase_of, scripted_model
+from support.council import ONE, THREE, TWO, CouncilHouse, act, append, finish, of, open_council, outcomes, review, scripted
+from support.repos import SAMPLE
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MODELS = Models.of(
@@ -115,3 +116,35 @@ async def test_a_model_that_is_gone_from_the_settings_is_named(tmp_path: Path) -
         events = await house.run(about_text(house, model="gone"))
     (error, *_) = [data["outcome"]["error_message"] for data in of(events, EventType.SEAT_FINISHED)]
     assert error == "the settings here have no model 'gone' any more; they have: large, default"
+
+
+async def test_a_conversation_that_is_too_long_for_the_server_is_shortened_and_goes_on(tmp_path: Path) -> None:
+    first, refused = [0], []
+
+    def answer(body: dict[str, Any], headers: Any) -> Any:
+        size = sum(len(message["content"]) for message in body["messages"])
+        if phase_of(headers) != "propose":
+            return review(7)
+        if not any(message["role"] == "assistant" for message in body["messages"]):
+            first[0] = size
+            return act(("files.read", {"path": "notes.txt"}))
+        if size > first[0] + 1500:
+            refused.append(size)
+            return Fault("status", status=400, message="This model's maximum context length is 3000 tokens.")
+        return append()
+
+    files = {**SAMPLE, "notes.txt": "a line of notes\n" * 900}
+    async with open_council(tmp_path, scripted(answer), files=files) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert refused
+    assert outcomes(events) == {ONE: "proposed"}
+
+
+async def test_a_seat_goes_on_after_an_empty_reply(tmp_path: Path) -> None:
+    replies = iter((Fault("empty"), Fault("length", text=""), append()))
+    async with open_council(tmp_path, scripted(lambda _b, _h: next(replies))) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert outcomes(events) == {ONE: "proposed"}
+    calls = [data for data in of(events, EventType.MODEL_CALLED) if data["phase"] == "propose"]
+    assert [data["finish_reason"] for data in calls] == ["stop", "length", "stop"]
+    assert all(data["usage"]["calls"] == 1 for data in calls)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from moothall.config import LlmSettings, Models
-from moothall.domain.chat import ReplySchema
+from moothall.domain.chat import FunctionTool, ReplySchema
 from moothall.errors import ModelUnavailable
 from moothall.model.client import OpenAIModel, open_model
 from moothall.model.replicas import ReplicatedModel, open_models
@@ -133,3 +133,19 @@ async def test_one_that_stands_in_and_knows_no_schemas_is_sent_none() -> None:
             request = replace(ask(), schema=ReplySchema("turn", {"type": "object"}))
             assert (await opened["default"].chat(request)).text == "b"
     assert "response_format" not in b.requests[-1].body
+
+
+async def test_a_server_whose_model_calls_no_tools_stands_in_for_no_native_call() -> None:
+    tool = FunctionTool("bash", "", {"type": "object", "properties": {}})
+    async with (
+        scripted_model(lambda _b, _h: Fault("status", status=503), tools=True) as own,
+        scripted_model(named("b")) as other,
+        open_model(QUICK, own.base_url) as first,
+        open_model(QUICK, other.base_url) as second,
+    ):
+        model = ReplicatedModel([first], others=[[second]])
+        assert (await model.chat(ask())).text == "b"
+        with pytest.raises(ModelUnavailable):
+            await model.chat(ask(tools=(tool,)))
+        assert (await model.chat(ask())).text == "b", "it still stands in for other calls"
+    assert not [call for call in other.requests if "tools" in call.body]

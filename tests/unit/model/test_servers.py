@@ -96,8 +96,10 @@ async def test_tools_are_called_and_answered_and_reasoning_goes_back(kind: Serve
         answers = tuple(Message("tool", "here", call_id=call.call_id) for call in first.calls)
         again = (*head, Message("assistant", first.text, first.calls, reasoning=first.reasoning), *answers)
         second = await model.chat(ask(messages=again, tools=(BASH,), max_tokens=2000))
+        more = (*again, Message("user", "Go on."))
+        await model.chat(ask(messages=more, tools=(BASH,), max_tokens=2000))
         refusals = len(server.refused)
-        third = await model.chat(ask(messages=again, tools=(BASH,), max_tokens=2000, temperature=0.9))
+        third = await model.chat(ask(messages=more, tools=(BASH,), max_tokens=2000, temperature=0.9))
     assert (first.text, second.text, third.text) == ("Let me look.", "It is done.", "It is done.")
     assert len(server.refused) == refusals, "what was refused once is not sent again"
     path, sent = server.requests[-1]

@@ -73,6 +73,17 @@ def test_chunks_become_a_reply() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("error", "permanent"), [({"code": 502, "message": "gone"}, False), ({"code": 400, "message": "no"}, True), (None, False)]
+)
+def test_a_choice_that_ends_in_an_error_is_one(error: object, permanent: bool) -> None:  # noqa: FBT001
+    reply = PartialReply()
+    reply.take(chunk("half an ans"))
+    with pytest.raises(BrokenStream, match="the server reported") as raised:
+        reply.take(json.dumps({"choices": [{"delta": {"content": ""}, "finish_reason": "error", "error": error}]}))
+    assert raised.value.permanent is permanent
+
+
 def test_null_and_blank_events_are_passed_over() -> None:
     reply = PartialReply()
     for data in ("null", chunk("he"), " ", "null", chunk("llo", "stop"), "[DONE]"):
