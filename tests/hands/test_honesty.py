@@ -64,7 +64,7 @@ def doctor(what: tuple[str, ...], tmp_path: Path, **variables: str) -> dict[str,
         "-c",
         "from moothall.cli.doctor import _walls\nimport asyncio, json, sys\nfrom dataclasses import asdict\n"
         "from moothall.settings import load_settings\n"
-        "async def main(): print(json.dumps([asdict(f) async for f in _walls(load_settings(data_dir=sys.argv[1]))]))\nasyncio.run(main())",
+        "async def main(): print(json.dumps([asdict(f) async for f in _walls(load_settings(data_dir=sys.argv[1]).sandbox)]))\nasyncio.run(main())",
         str(tmp_path),
         **variables,
     )

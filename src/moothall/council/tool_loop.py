@@ -231,7 +231,9 @@ class ToolLoop:
             return f"No file of the repository has changed, so there is nothing to hand in. {CONFIRM}"
         if ran:
             checks.update(state.runs)
-        round_.left_out = written_and_ignored(round_.results, before.patch, state.patch) if ran else round_.left_out
+            # What commands leave behind are mostly products of a build.
+            written = [result for result in round_.results if result.tool.startswith("files.")]
+            round_.left_out = written_and_ignored(written, before.patch, state.patch)
         confirmed = round_.submitted == state.tree
         round_.submitted = state.tree
         round_.over = confirmed or is_clean(state, round_.prepared, round_.left_out)

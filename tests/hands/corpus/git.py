@@ -60,7 +60,7 @@ ATTEMPTS = (
         "mkdir -p info; echo '* filter=evil' > info/attributes; echo '* diff=evil' > src/.gitattributes",
         tool="git.diff",
     ),
-    _planted("ignore-everything", "printf '*\\n' > .gitignore"),
+    _planted("ignore-everything", "printf '*\\n' > .gitignore", ("invalid",), "nothing to commit"),
     _planted(
         "submodule",
         "printf '[submodule \"x\"]\\n\\tpath = x\\n\\turl = ext::sh -c touch%% /tmp/@MARK@\\n\\tupdate = !touch /tmp/@MARK@\\n' > .gitmodules",

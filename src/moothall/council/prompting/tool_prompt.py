@@ -20,6 +20,7 @@ from moothall.domain.chat import Message
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.errors import NotFound
+from moothall.guard.limits import shorten
 from moothall.ranking.assess import concerns
 
 Read = Callable[[str], Awaitable[str]]
@@ -29,7 +30,7 @@ GUIDES = ("AGENTS.md", "CLAUDE.md")
 _GUIDE_CHARS, _POINTER_CHARS = 2_400, 200
 _MAP_CHARS = int(900 * CHARS_PER_TOKEN)
 _LISTING_LINES, _LISTING_CHARS = 30, 900
-_FAILED_NAMED, _FAILED_SHOWN, _FAILED_CHARS = 8, 2, 1_200
+_FAILED_NAMED, _NAME_CHARS, _FAILED_SHOWN, _FAILED_CHARS = 5, 80, 2, 1_200
 _COMMAND_CHARS = 200
 STARTS = (
     "Begin with a test that shows the problem, then change the code.",
@@ -155,7 +156,9 @@ def environment_text(prepared: Prepared, overview: Overview) -> str:
         lines.append(f"- {name}{f' (in {folder})' if folder else ''}: {command}: {_state(prepared, name)}")
     if overview.unrelated:
         more = len(overview.unrelated) - _FAILED_NAMED
-        named = ", ".join(overview.unrelated[:_FAILED_NAMED]) + (f" and {more} more" if more > 0 else "")
+        named = ", ".join(shorten(name, _NAME_CHARS) for name in overview.unrelated[:_FAILED_NAMED]) + (
+            f" and {more} more" if more > 0 else ""
+        )
         lines.append(f"These failed before you came and are not your concern: {named}.")
     return "\n".join(lines)
 

@@ -35,7 +35,14 @@ _FAILURES = 200
 _BAR = r"\uff5c"  # the full-width bar in DeepSeek's marks
 _DSML = f"(?:{_BAR}DSML{_BAR})?"
 _NAME = rf"[\w.:/-]{{1,{_MAX_NAME}}}"
-_THINKING = {"<think>": "</think>", "<thinking>": "</thinking>", "[THINK]": "[/THINK]", "<seed:think>": "</seed:think>"}
+_THINKING = {
+    "<think>": "</think>",
+    "<thinking>": "</thinking>",
+    "<reasoning>": "</reasoning>",
+    "<thought>": "</thought>",
+    "<seed:think>": "</seed:think>",
+    "[THINK]": "[/THINK]",
+}
 _ANALYSIS, _ANALYSIS_END = "<|channel|>analysis<|message|>", "<|end|>"
 _OPENING = "|".join(map(re.escape, (*_THINKING, _ANALYSIS)))
 _CLOSING = "|".join(map(re.escape, _THINKING.values()))
@@ -113,23 +120,29 @@ def clean_text(text: str) -> str:
 def without_thinking(text: str) -> str:
     """Return a text without its reasoning: marked blocks, and all before a closing mark that nothing opened.
 
-    A text that begins with a JSON object is returned as it is: there such marks are content.
+    A text that begins with a JSON object is returned as it is: there such marks are content, as they are in a fenced block.
     """
+    text = clean_text(text)
     if text.lstrip().startswith("{"):
         return text
     pieces: list[str] = []
-    position = 0
-    while mark := _THOUGHT_MARK.search(text, position):
+    position, looked, fences = 0, 0, 0
+    while mark := _THOUGHT_MARK.search(text, looked):
         opened = mark.group("open")
+        fences += text.count("```", looked, mark.start())
+        looked = mark.end()
+        if fences % 2:
+            continue
         if opened is None:
             pieces.clear()
-            position = mark.end()
+            position = looked
             continue
         pieces.append(text[position : mark.start()])
-        position = _end_of_thinking(text, mark.end(), opened)
+        position = _end_of_thinking(text, looked, opened)
         if position < 0:
             position = mark.end()
             break
+        looked = position
     return "".join((*pieces, text[position:]))
 
 
@@ -577,6 +590,10 @@ class _Scan:
         if isinstance(inner := data.get("function"), dict):
             data = inner
         key = next((key for key in _TOOL_KEYS if isinstance(data.get(key), str) and data[key].strip()), "")
+        if not key and len(data) == 1:  # {"finish": TEXT} or {NAME: ARGUMENTS}
+            ((name, arguments),) = data.items()
+            if name in _FINISH_NAMES or self._tools.is_offered(name):
+                data, key = {"tool": name, "args": arguments}, "tool"
         if not key:
             raise MalformedReplyError("an action does not name its tool.")
         name = self._tools.name_of(data[key])
@@ -584,7 +601,7 @@ class _Scan:
             self._parts.actions.append(Action(name, _arguments(data, key)))
             return
         said = next((data[field] for field in _ARGUMENT_KEYS if data.get(field)), "")
-        texts = [said] if isinstance(said, str) and _decoded(said) is None else _arguments(data, key).values()
+        texts = [said] if said and isinstance(said, str) and _decoded(said) is None else _arguments(data, key).values()
         self._parts.finish.append(next((text for text in texts if isinstance(text, str) and text.strip()), "Done."))
 
 

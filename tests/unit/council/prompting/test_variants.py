@@ -76,6 +76,12 @@ CALLS: dict[str, tuple[str, tuple[Action, ...]]] = {
         '{"plan": "p", "actions": [{"tool": "files.read", "args": {"path": "a.py"}}], "confidence": 0.9}',
         (READ,),
     ),
+    "a name as the key": ('{"actions": [{"files.read": {"path": "a.py"}}]}', (READ,)),
+    "Gemini": ('{"functionCall": {"name": "files.read", "args": {"path": "a.py"}}}', (READ,)),
+    "OpenAI, an item of a response": (
+        '{"type": "function_call", "call_id": "c", "name": "files.read", "arguments": "{\\"path\\": \\"a.py\\"}"}',
+        (READ,),
+    ),
     "an object around": (f'{{"response": {ACTIONS}}}', (READ,)),
     "a name with an underscore": ('{"name": "files_read", "arguments": {"path": "a.py"}}', (READ,)),
     # What model families write where their server does not read calls.
@@ -254,6 +260,9 @@ def test_calls_are_read(name: str, mode: ReplyMode) -> None:
         '{"actions": [{"tool": "finish", "args": {"summary": "Added it."}}]}',
         '<tool_call>{"name": "submit", "arguments": {"summary": "Added it."}}</tool_call>',
         '<tool>{"name": "finish", "args": "Added it."}</tool>',
+        '{"actions": [{"finish": "Added it."}]}',
+        '{"action": "finish", "action_input": "Added it."}',
+        '<thought>{"finish": "no"}</thought>{"tool": "submit", "summary": "Added it."}',
         "<function=submit>\n<parameter=summary>\nAdded it.\n</parameter>\n</function>",
         'Not yet <finish>no</finish>, now:</think>{"finish": "Added it."}',
         "<finish>Added it.</finish>",
@@ -370,6 +379,9 @@ def test_a_bare_list_is_read() -> None:
 def test_the_code_of_a_function_is_read_without_thoughts() -> None:
     assert whole_text(said("so <think>or</think> x = 1")) == "so  x = 1"
     assert whole_text(said("is it x = 2?\n</think>\nx = 1")) == "\nx = 1"
+    code = '```python\ndef f(text):\n    return text.partition("</think>")[2] or "<think>"\n```'
+    assert whole_text(said(code)) == code
+    assert whole_text(said(f"<think>```</think>{code}")) == code
 
 
 @pytest.mark.parametrize("before", ["", "Sure:\n```json\n", '<think>{"finish": "no"}</think>', "hm\n</think>"])
