@@ -15,6 +15,7 @@ from moothall.model.stream import DONE, EventReader, PartialReply
 
 _REFUSED = 300
 _SERVER_ERROR = 500
+_FORBIDDEN = 403  # what an error means that a quota or a bill is behind: no waiting mends it
 _ERROR_BYTES = 65_536
 _BATCH_BYTES = 65_536
 _STREAM_OVERHEAD = 32  # bytes of stream that a byte of text may cost: small chunks in large envelopes
@@ -84,7 +85,7 @@ class WholeTaker:
         if self.status < _REFUSED:
             return
         error = read_error(self.body[:_ERROR_BYTES])
-        if retry.is_retried(self.status) and not _lacks(self.status, error):
+        if retry.is_retried(self.status) and not _lacks(self.status, error) and error.status != _FORBIDDEN:
             after = retry.read_retry_after(self.header(b"retry-after"), datetime.now(UTC))
             raise Failed(f"HTTP {self.status} {error.message}".rstrip(), retry_after=after)
         if moved := self.header(b"location"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,8 @@ import pytest
 from moothall.config import LlmSettings
 from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
 from moothall.model.client import open_model
+from moothall.model.retry import Failed, Rejected
+from moothall.model.takers import WholeTaker
 from moothall.testing.chat_contract import ask, talking
 from moothall.testing.model import Fault, scripted_model
 
@@ -195,3 +198,12 @@ async def test_an_answer_that_was_cut_is_not_asked_for_again_by_whom_the_work_wa
         with pytest.raises(asyncio.CancelledError):
             await model.chat(ask(), ours=lambda: not server.requests)
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(("code", "kind"), [("insufficient_quota", Rejected), ("rate_limit_exceeded", Failed)])
+def test_a_quota_that_is_used_up_is_not_waited_for(code: str, kind: type[Exception]) -> None:
+    taken = WholeTaker("http://m/v1", 1000)
+    taken.head(429, {})
+    taken.piece(json.dumps({"error": {"message": "Too much.", "type": code, "code": code}}).encode())
+    with pytest.raises(kind, match="Too much"):
+        taken.raise_refusal()
