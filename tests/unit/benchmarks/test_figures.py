@@ -68,7 +68,7 @@ async def test_the_stub_speaks_to_our_client() -> None:
         reply = await model.chat(ask(schema=FINISH), pieces.append)
         assert "".join(pieces) == reply.text
         told = await stub.stats()
-        assert told["by_schema"] == {"probe": 1, "turn": 3}
+        assert told["by_schema"] == {"text": 1, "probe": 1, "turn": 3}, "it is asked for native calls first"
         assert told["in_flight"] == 0
         assert (await stub.set(reset=1))["calls"] == 0
 
@@ -79,8 +79,9 @@ async def test_the_stub_holds_answers_until_it_is_let_go() -> None:
         await stub.set(hold=1)
         with pytest.raises(MoothallError):
             await model.chat(ask(seconds=0.3))
+        asked = (await stub.stats())["calls"]
         waiting = asyncio.ensure_future(model.reply_mode())
-        while (await stub.stats())["by_schema"].get("probe", 0) < 1:
+        while (await stub.stats())["calls"] == asked:
             await asyncio.sleep(0.01)
         assert not waiting.done()
         await stub.set(hold=0)

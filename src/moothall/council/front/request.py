@@ -70,13 +70,14 @@ def plan(
         raise InvalidRequest(f"the context has about {tokens(request.context)} tokens; at most {limits.context_tokens}")
     protocol = params.check_protocol(request.protocol)
     members = [agent.id for agent in council.agents] if council else []
+    models, own = models_of(request, role, defaults.models, council)
     seats = _within("num_agents", request.num_agents or len(members) or DEFAULT_SEATS, 1, limits.agents, "limits.agents")
     if PROTOCOLS[protocol].one_seat or request.merge:
         seats = 1
     if members and seats > len(members):
         raise InvalidRequest(f"num_agents is {seats}; the {role} council has {len(members)}: {', '.join(members)}")
     names = tuple(members[:seats] or (seat_id(role, number) for number in range(1, seats + 1)))
-    model, seat_models = models_of(request, role, defaults.models, council, names)
+    model_by_seat = {**{seat: models[number % len(models)] for number, seat in enumerate(names)}, **own}
     default_rounds = (council.config.rounds if council else 0) or PROTOCOLS[protocol].rounds
     rounds = default_rounds if request.rounds is None else request.rounds
     default_one = bool(defaults.repository) and not request.about_text
@@ -103,8 +104,8 @@ def plan(
         context=request.context,
         reviewer=read_role(request.reviewer) if request.reviewer else "",
         merge=request.merge,
-        model=model,
-        seat_models=seat_models,
+        model=models[0],
+        seat_models={seat: name for seat, name in model_by_seat.items() if name != models[0]},
         checks=checks_of(request),
         tools=request.tools,
         agent=request.agent,
@@ -151,19 +152,17 @@ def _cheaper(asked: Budget, house: Budget) -> Budget:
 
 
 def models_of(
-    request: DeliberationRequest, role: str, models: Models, council: Council | None, seats: Sequence[str]
-) -> tuple[str, Mapping[str, str]]:
-    """Return the council's model and those of seats that have another: what the request names goes before what a seat, the council
-    and the role have. Several names with commas between them go round the seats; the first is the council's. Raises `InvalidRequest`.
+    request: DeliberationRequest, role: str, models: Models, council: Council | None
+) -> tuple[Sequence[str], Mapping[str, str]]:
+    """Return the models that go round the seats, the council's first, and those of seats that have one of their own. What the request
+    names goes before what a seat, the council and the role have; it may name several, with commas. Raises `InvalidRequest`.
     """
     if request.merge:
-        return "", {}
+        return ("",), {}
     wanted = request.model or (council.config.model_profile if council else "")
-    model, *_ = several = [models.choose(name) for name in wanted.split(",")] if wanted else [models.of_role(role)]
+    several = [models.choose(name) for name in wanted.split(",")] if wanted else [models.of_role(role)]
     agents = council.agents if council and not request.model else ()
-    own = {agent.id: models.choose(name) for agent in agents if (name := agent.capabilities.model_profile)}
-    own = {seat: several[number % len(several)] for number, seat in enumerate(seats)} | own
-    return model, {seat: name for seat, name in own.items() if name != model}
+    return several, {agent.id: models.choose(name) for agent in agents if (name := agent.capabilities.model_profile)}
 
 
 def remote_seats(council: Council | None, endpoints: AbstractSet[str]) -> Mapping[str, str]:
