@@ -81,7 +81,8 @@ class ToolChat:
             reply = await self._call(step, self._messages(), deadline)
         except ContextOverflow as error:
             if error.window:
-                self.llm = self.llm.model_copy(update={"context_tokens": error.window})
+                longest = min(self.llm.max_tokens, error.window // 4)
+                self.llm = self.llm.model_copy(update={"context_tokens": error.window, "max_tokens": longest})
             await self._compact(step, deadline, _LEAST_CHARS)
             reply = await self._call(step, self._messages(), deadline)
         self._size = reply.usage.prompt_tokens + reply.usage.completion_tokens
