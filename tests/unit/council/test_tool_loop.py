@@ -210,3 +210,24 @@ async def test_a_run_taken_up_again_makes_no_call_twice(native: Any) -> None:
 
 def test_limits_name_the_default_of_turns() -> None:
     assert (LimitSettings().turns, LimitSettings().text_turns) == (100, 12)
+
+
+async def test_a_conversation_that_the_server_finds_too_long_is_compacted_and_asked_again(native: Any) -> None:
+    refused = Fault(
+        "status", status=400, message="This model's maximum context length is 12000 tokens, your messages are longer."
+    )
+    steps: list[str] = []
+    view = calls(("view", {"path": UTILS}))
+
+    def answer(_body: Any, headers: Any) -> Any:
+        steps.append(step_of(headers))
+        if steps.count("0.4") == 1 and steps[-1] == "0.4":
+            return refused
+        return script(view, view, view, calls(RIGHT, SUBMIT))(_body, headers)
+
+    async with native(answer) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert steps[3:6] == ["0.4", "0.4.1", "0.4"], "refused, notes, once more"
+    assert "Your notes on the work so far:\nNOTES" in house.server.requests[5].prompt
+    assert house.server.requests[5].body["max_tokens"] <= 3_000
+    assert outcomes(events) == {ONE: "proposed"}
