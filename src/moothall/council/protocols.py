@@ -76,7 +76,13 @@ async def deliberate(d: Deliberation, prepared: Prepared | None, parts: Parts, r
         await _nobody_sits(Facts(parts.log, d, parts.source, recording.known), error)
         return
     await council.facts.say(
-        EventType.DELIBERATION_STARTED, "", seats=list(d.seats), protocol=d.protocol, reply_mode=council.reply_mode
+        EventType.DELIBERATION_STARTED,
+        "",
+        seats=list(d.seats),
+        protocol=d.protocol,
+        reply_mode=council.reply_mode,
+        models=council.models,
+        limits=council.limits,
     )
     try:
         await _sit(council)

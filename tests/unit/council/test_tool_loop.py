@@ -188,6 +188,9 @@ async def test_the_first_prompt_says_how_tests_run_and_what_failed_before(native
     assert "AGENTS.md: how to work in this repository" in user["content"]
     assert "You have at most 40 replies." in user["content"]
     assert house.server.requests[0].body["tools"][-1]["function"]["name"] == "submit"
+    (started,) = of(await house.events(), EventType.DELIBERATION_STARTED)
+    assert (started["reply_mode"], started["models"][0]["reply"], started["models"][0]["window"]) == ("tools", "tools", 100_000)
+    assert started["limits"]["turns"] == 40
 
 
 async def test_what_people_say_meanwhile_is_heard_once(native: Any) -> None:
