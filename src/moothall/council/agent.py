@@ -6,7 +6,7 @@ one of its seat's: neither recorded nor checked.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -84,13 +84,14 @@ class AgentLoop:
         self._resumes = resumes
         self._attempt = 1
 
-    def mark(self) -> tuple[int, int]:
-        """Say how far it has come; `back_to` goes back there."""
-        return len(self.talk.exchanges), len(self.operations)
+    def checkpoint(self) -> Callable[[], None]:
+        """Return a function that forgets what comes from now on: it is done again."""
+        exchanges, operations = len(self.talk.exchanges), len(self.operations)
 
-    def back_to(self, mark: tuple[int, int]) -> None:
-        """Forget what came after `mark`: it will be done again."""
-        del self.talk.exchanges[mark[0] :], self.operations[mark[1] :]
+        def restore() -> None:
+            del self.talk.exchanges[exchanges:], self.operations[operations:]
+
+        return restore
 
     def begin(self, attempt: int) -> None:
         """Begin an attempt, from 1: from the second on with fresh context, another seed, and a little warmer."""

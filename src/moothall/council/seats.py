@@ -326,7 +326,8 @@ async def _attempt(
     that the model is not asked twice. Raises `WorkspaceFailed` when that happens too often.
     """
     agent, (where, until) = _agent(sitting), _round(council, round_)
-    called, mark = workspace_name(council.d.task_id, sitting.seat, *name), agent.mark()
+    called = workspace_name(council.d.task_id, sitting.seat, *name)
+    restore, operations = agent.checkpoint(), len(agent.operations)
     if council.d.agent is not None:  # the re-check is the house's, and has its limits
         prepared = replace(prepared, bounds=council.d.agent.bounds)
     patch = start.patch.diff if start and start.patch else ""
@@ -337,7 +338,7 @@ async def _attempt(
                 context = replace(_context(council, sitting, workspace, until), meter=meter)
                 place = Workplace(TurnContext(context, council.parts.gate), prepared, also, council.d.description)
                 attempt = await agent.work(place, where, turns, start)
-                if attempt.draft is None or not any(_is_commit(operation) for operation in agent.operations[mark[1] :]):
+                if attempt.draft is None or not any(_is_commit(operation) for operation in agent.operations[operations:]):
                     return attempt
                 # It may commit after its last change.
                 message = (await workspace.patch("files as they are")).message
@@ -346,7 +347,7 @@ async def _attempt(
             if lost == _WORKSPACES:
                 raise
             log.warning("workspace lost; its turns are done again", workspace=called, reason=error.message)
-            agent.back_to(mark)
+            restore()
     raise AssertionError("unreachable")
 
 

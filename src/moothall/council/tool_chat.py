@@ -39,6 +39,17 @@ class Turn:
         return (self.reply, *self.answers)
 
 
+@dataclass(frozen=True, slots=True)
+class ChatState:
+    """How far a conversation has come."""
+
+    head: tuple[Message, ...]
+    turns: tuple[Turn, ...]
+    notes: str
+    size: int
+    steered: int
+
+
 class ToolChat:
     """One seat's conversation. `head` is the system message and the task; both stay for ever."""
 
@@ -96,10 +107,14 @@ class ToolChat:
         self.turns.append(Turn(said, tuple(answers)))
         self._size += sum(tokens(answer.content) for answer in answers)
 
-    def back_to(self, turns: int) -> None:
-        """Forget the turns after the first `turns`."""
-        del self.turns[turns:]
-        self._size = 0
+    def state(self) -> ChatState:
+        """Return how far it has come, for `back_to`."""
+        return ChatState(self._head, tuple(self.turns), self._notes, self._size, self._steered)
+
+    def back_to(self, state: ChatState) -> None:
+        """Forget what came after `state`, compactions included."""
+        self._head, self.turns, self._notes = state.head, list(state.turns), state.notes
+        self._size, self._steered = state.size, state.steered
 
     def tell(self, text: str) -> None:
         """Add to what the model reads next. It joins the last message: some servers refuse two messages of one side in a row."""
@@ -148,9 +163,10 @@ class ToolChat:
         self._size = sum(tokens(message.content) for message in self._messages())
 
     async def _write_notes(self, step: str, deadline: datetime) -> str:
+        """Return the model's notes, empty if it writes none. The call is number 0 of the turn: tool calls are numbered from 1."""
         *before, last = self._messages()
         try:
-            reply = await self._call(f"{step}.1", (*before, _extended(last, _ASK_FOR_NOTES)), deadline)
+            reply = await self._call(f"{step}.0", (*before, _extended(last, _ASK_FOR_NOTES)), deadline)
         except ContextOverflow:
             return ""
         return clip(reply.text.strip(), _NOTES_CHARS)

@@ -7,7 +7,7 @@ nothing against it the seat is done, else it may go on or confirm. Whatever ends
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -42,8 +42,10 @@ from moothall.domain.repository import Prepared
 from moothall.domain.tool import Action, ToolResult, ToolUsage
 from moothall.errors import (
     BudgetExceeded,
+    ConfigurationError,
     DeadlineExceeded,
     ModelReplyInvalid,
+    ModelUnavailable,
     MoothallError,
     PatchRefused,
     Permanent,
@@ -67,6 +69,9 @@ _NO_CALL = {
     "length": "Your reply was cut at the limit of its length before it called a tool. Call the next tool now; write long files in parts.",
     "content_filter": "The model server withheld your reply. Go on in other words.",
 }
+_NOTHING = (
+    "No file of the repository has changed, so there is nothing to hand in. Make the change, or submit again to end without one."
+)
 _CALL_SOMETHING = f"Your reply called no tool. Call a tool to go on, or {SUBMIT} if the task is done."
 _EMPTY = f"Your reply was empty. Call a tool to go on, or {SUBMIT} if the task is done."
 
@@ -120,14 +125,15 @@ class ToolLoop:
         self._question = question
         self._most = min(_RESULT_CHARS, chat.llm.context_tokens * 3 // _RESULT_SHARE)
 
-    def mark(self) -> tuple[int, int]:
-        """Return how far it has come, for `back_to`."""
-        return len(self.talk.turns), len(self.operations)
+    def checkpoint(self) -> Callable[[], None]:
+        """Return a function that forgets what comes from now on: it is done again in another workspace."""
+        state, operations = self.talk.state(), len(self.operations)
 
-    def back_to(self, mark: tuple[int, int]) -> None:
-        """Forget what came after `mark`: it is done again in another workspace."""
-        self.talk.back_to(mark[0])
-        del self.operations[mark[1] :]
+        def restore() -> None:
+            self.talk.back_to(state)
+            del self.operations[operations:]
+
+        return restore
 
     async def work(self, place: Workplace, where: str, turns: range, start: Draft | None = None) -> Attempt:
         """Work in a workspace until the seat submits, or its turns, time or budget end. `start` is what the workspace holds already.
@@ -154,7 +160,7 @@ class ToolLoop:
             if not limit.expired():
                 raise
             return await self._end(round_, turn, DeadlineExceeded("the seat's time is over"), error)
-        except (BudgetExceeded, DeadlineExceeded, ModelReplyInvalid) as error:
+        except (BudgetExceeded, ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable) as error:
             return await self._end(round_, turn, error, error)
         return await self._end(round_, turn, ended, None)
 
@@ -228,7 +234,7 @@ class ToolLoop:
         if not state.changed:
             round_.over = self._question or round_.submitted == ""
             round_.submitted = ""
-            return f"No file of the repository has changed, so there is nothing to hand in. {CONFIRM}"
+            return _NOTHING
         if ran:
             checks.update(state.runs)
             # What commands leave behind are mostly products of a build.

@@ -139,8 +139,16 @@ async def test_what_the_workspace_holds_is_proposed_whatever_ends_the_seat(nativ
     assert "+def hello_world() -> str:" in proposed["proposal"]["diff"]
 
 
-@pytest.mark.parametrize("last", [calls(("view", {"path": UTILS})), Fault("status", status=400, text="no more")])
-async def test_the_last_turn_and_a_refused_call_cost_no_change(native: Any, last: Any) -> None:
+@pytest.mark.parametrize(
+    "last",
+    [
+        calls(("view", {"path": UTILS})),
+        Fault("status", status=400, text="no more"),
+        Fault("status", status=401, message="the key was revoked"),
+        Fault("status", status=500),
+    ],
+)
+async def test_the_last_turn_and_a_server_that_fails_cost_no_change(native: Any, last: Any) -> None:
     async with native(script(calls(RIGHT), last)) as house:
         events = await house.run(house.deliberation("single", 1, max_turns=2))
     assert len(of(events, EventType.SEAT_PROPOSED)) == 1
@@ -230,7 +238,7 @@ async def test_a_conversation_that_the_server_finds_too_long_is_compacted_and_as
 
     async with native(answer) as house:
         events = await house.run(house.deliberation("single", 1))
-    assert steps[3:6] == ["0.4", "0.4.1", "0.4"], "refused, notes, once more"
+    assert steps[3:6] == ["0.4", "0.4.0", "0.4"], "refused, notes, once more"
     assert "Your notes on the work so far:\nNOTES" in house.server.requests[5].prompt
     assert house.server.requests[5].body["max_tokens"] <= 3_000
     assert outcomes(events) == {ONE: "proposed"}
