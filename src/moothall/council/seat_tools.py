@@ -181,8 +181,10 @@ def read_arguments(call: FunctionCall) -> dict[str, Any]:
 
 
 def _integer(tool: str, name: str, value: object) -> int:
-    if isinstance(value, str) and value.strip().isdecimal():
-        return int(value)
-    if isinstance(value, int | float) and not isinstance(value, bool) and value == int(value) and value >= 1:
-        return int(value)
+    if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,9}\s*", value):
+        value = int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
     raise UnusableCallError(f"{tool}: {name} is a whole number from 1")

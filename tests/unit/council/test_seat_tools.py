@@ -56,3 +56,9 @@ def test_a_seat_with_a_shell_has_five_tools_and_one_without_has_those_it_may_use
 def test_calls_become_actions_of_the_catalogue(name: str, arguments: Any, tool: str, translated: dict[str, Any]) -> None:
     action = ALL.action_of(call(name, arguments))
     assert (action.tool, action.arguments) == (tool, translated)
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1", "0", "true", '"9999999999"', f'"{"9" * 5000}"', "1.5", '"one"'])
+def test_what_is_no_line_number_says_so(number: str) -> None:
+    with pytest.raises(UnusableCallError, match="whole number from 1"):
+        ALL.action_of(call("view", f'{{"path": "a", "start": {number}}}'))

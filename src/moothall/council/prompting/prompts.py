@@ -70,8 +70,7 @@ _PYTHON_TEXT = """Use tools for one or a few steps. For loops, conditions and ma
 that return what they answer, such as files.search(pattern='TODO'), and raise ToolError. There are also ws.read(path), ws.write(path,
 content), ws.glob(pattern) and agents.run(prompt or list of prompts). What it prints and its last expression come back. For example:
 for path in ws.glob('src/**/*.py'): ws.write(path, ws.read(path).replace('colour', 'color'))"""
-BEFORE = "what was asked and answered before in this conversation, oldest first"
-STORY = "what is known of the story from earlier work"
+_BEFORE = "what was asked and answered before in this conversation, oldest first"
 _TEXT = """You hold one seat of a council that answers in writing. Be concrete and complete; say what you decided and why.
 {data}
 
@@ -173,14 +172,20 @@ def criteria(constraints: Constraints) -> tuple[str, ...]:
     return (*constraints.requirements, *rubric) or ("It does what the task asks.",)
 
 
-def shared_text(d: Deliberation, shown: Shown | None) -> str:
-    """Return the task and what is shown of the repository: the same for every seat and phase."""
+def task_parts(d: Deliberation) -> list[str]:
+    """Return the task, what is known of it, and what its answer is judged by."""
     parts = [fence("the task", d.description)]
     if d.context:
-        parts.append(fence(BEFORE if d.follows else STORY, d.context))
+        parts.append(fence(_BEFORE if d.follows else "what is known of the story from earlier work", d.context))
     if d.constraints.requirements or d.constraints.rubric.strip():
         numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(criteria(d.constraints), 1))
         parts.append(fence("what the answer is judged by", numbered))
+    return parts
+
+
+def shared_text(d: Deliberation, shown: Shown | None) -> str:
+    """Return the task and what is shown of the repository: the same for every seat and phase."""
+    parts = task_parts(d)
     if shown is not None:
         if shown.guide:
             parts.append(

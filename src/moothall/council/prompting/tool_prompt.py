@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from moothall.council.prompting.excerpt import named_files
 from moothall.council.prompting.frames import Red, red_cases
-from moothall.council.prompting.prompts import BEFORE, ROLES, STORY, criteria
+from moothall.council.prompting.prompts import ROLES, task_parts
 from moothall.council.prompting.survey import Survey, SurveyOrder
 from moothall.council.prompting.text import CHARS_PER_TOKEN, clip, fence
 from moothall.domain.chat import Message
@@ -124,12 +124,7 @@ def list_folders(files: Sequence[str]) -> str:
 
 def shared_text(d: Deliberation, overview: Overview, prepared: Prepared) -> str:
     """Return the task and what is known of the repository: the same for every seat."""
-    parts = [fence("the task", d.description)]
-    if d.context:
-        parts.append(fence(BEFORE if d.follows else STORY, d.context))
-    if d.constraints.requirements or d.constraints.rubric.strip():
-        numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(criteria(d.constraints), 1))
-        parts.append(fence("what the answer is judged by", numbered))
+    parts = task_parts(d)
     parts.append(environment_text(prepared, overview))
     path, guide = overview.guide
     if guide:

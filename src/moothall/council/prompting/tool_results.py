@@ -29,9 +29,10 @@ def result_text(result: ToolResult, most: int) -> str:
 
 
 def _file(output: Mapping[str, Any]) -> str:
-    content, start, total = str(output.get("content", "")), int(output.get("start", 1)), output.get("total_lines", "?")
-    lines = content.splitlines()
-    if not lines:
+    content, start, total = str(output.get("content", "")), output.get("start"), output.get("total_lines", "?")
+    start = start if isinstance(start, int) else 1
+    lines = content.removesuffix("\n").split("\n")  # as grep and git count them: a form feed ends no line
+    if not content:
         return f"{output.get('path', '')}: no such lines; the file has {total}"
     numbered = [f"{number:>6}\t{line}" for number, line in enumerate(lines, start)]
     return "\n".join([f"{output.get('path', '')}, lines {start} to {start + len(lines) - 1} of {total}", *numbered])
