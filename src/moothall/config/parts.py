@@ -18,9 +18,9 @@ _OWNED = re.compile(r"[A-Za-z0-9_.-]*[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_.-]
 
 
 UNKNOWN_WINDOW = 8192
-"""Tokens of the window of a model of which neither its server nor a setting says one, and of the local model."""
+"""The window, in tokens, of the local model, and of a model whose window neither its server nor a setting gives."""
 NATIVE_WINDOW = 131_072
-"""The same of a model that calls tools natively: those have large windows, and a refusal tells of a smaller one."""
+"""The same for a model that calls tools natively. Such models have large windows; a refusal corrects the guess."""
 LOCAL_REPLY, LONGEST_REPLY = 1024, 32_768
 
 

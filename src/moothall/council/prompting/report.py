@@ -18,7 +18,7 @@ _FOUND = 20  # findings of a linter that are shown
 def result_text(number: int, result: ToolResult, room: int) -> str:
     """The status of the turn's `number`-th call, and its error and output within `room` characters."""
     error = result.error if result.status is not ToolStatus.SUCCESS else ""
-    said = "\n".join(filter(None, (error, _output_text(result.output))))
+    said = "\n".join(filter(None, (error, output_text(result.output))))
     head = f"{number}. {result.tool[:60]}: {result.status}"
     return f"{head}\n{fence('output', clip(said, room))}" if said else head
 
@@ -37,7 +37,7 @@ def block_text(run: BlockRun, room: int) -> str:
     return "\n".join([f"python: {run.status}{where}", *parts])
 
 
-def _output_text(output: Mapping[str, object]) -> str:
+def output_text(output: Mapping[str, object]) -> str:
     """A file's text as it is; anything else as JSON."""
     if len(output) == 0:
         return ""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moothall.council.checking import Standing, red_ids
-from moothall.council.prompting.report import ignored_text
+from moothall.council.prompting.report import ignored_text, output_text
 from moothall.council.prompting.text import clip
 from moothall.domain.evidence import RED, CheckRun
 from moothall.domain.repository import Prepared
@@ -23,8 +22,8 @@ CONFIRM = "Go on and fix this, or call submit again without a further change to 
 def result_text(result: ToolResult, most: int) -> str:
     """Return what a call came to, within about `most` characters."""
     if result.status is ToolStatus.SUCCESS:
-        return clip(_READERS.get(result.tool, _as_json)(result.output), most)
-    rest = _READERS.get(result.tool, _as_json)(result.output) if result.output else ""
+        return clip(_READERS.get(result.tool, output_text)(result.output), most)
+    rest = _READERS.get(result.tool, output_text)(result.output) if result.output else ""
     return clip(f"{result.status}: {result.error}\n{rest}".strip(), most)
 
 
@@ -53,14 +52,6 @@ def _edited(output: Mapping[str, Any]) -> str:
 
 def _written(output: Mapping[str, Any]) -> str:
     return f"{output.get('path', '')}: {output.get('bytes', 0)} bytes written"
-
-
-def _as_json(output: Mapping[str, Any]) -> str:
-    texts = [value for value in output.values() if isinstance(value, str) and "\n" in value]
-    if len(texts) != 1:
-        return json.dumps(output, ensure_ascii=False, default=str) if output else "done"
-    rest = {key: value for key, value in output.items() if value is not texts[0]}
-    return f"{json.dumps(rest, ensure_ascii=False, default=str)}\n{texts[0]}" if rest else texts[0]
 
 
 _READERS = {"files.read": _file, "code.shell": _shell, "files.edit": _edited, "files.write": _written}
