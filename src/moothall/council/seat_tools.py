@@ -18,6 +18,7 @@ BASH, VIEW, EDIT, WRITE = "code.shell", "files.read", "files.edit", "files.write
 _SHELL_REPLACES = frozenset({"files", "git", "tests", "code", "system"})
 """Categories of tools that a seat with a shell does not need under names of their own."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_COUNT = re.compile(r"\bcount=\d+\b")
 _VIEWED = 400  # lines, without a range
 _SUBMIT = FunctionTool(
     SUBMIT,
@@ -167,6 +168,11 @@ class SeatTools:
             if short.arguments[name]["type"] == "integer":
                 arguments[name] = _integer(call.name, name, value)
         return Action(spec.name, short.translate(arguments))
+
+
+def in_short_names(error: str, call: FunctionCall, action: Action) -> str:
+    """Return an error of the catalogue's tool in the words of the call: its name, and `all` for a count."""
+    return _COUNT.sub("all=true", error.replace(action.tool, call.name))
 
 
 def read_arguments(call: FunctionCall) -> dict[str, Any]:

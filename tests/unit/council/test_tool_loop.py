@@ -92,6 +92,18 @@ async def test_calls_that_no_tool_can_take_say_why(native: Any) -> None:
     assert outcomes(events) == {ONE: "proposed"}
 
 
+async def test_advice_of_a_failed_call_names_what_the_seat_has(native: Any) -> None:
+    twice = ("write", {"path": "a.py", "content": "x = 1\nx = 1\n"})
+    edit = {"path": "a.py", "old": "x = 1", "new": "y = 2"}
+    first, second = calls(twice, ("edit", edit), ("view", {"path": 5})), calls(("edit", {**edit, "all": True}), RIGHT, SUBMIT)
+    async with native(script(first, second)) as house:
+        await house.run(house.deliberation("single", 1))
+    _, failed, invalid = (text for _, text in answers(house, 1))
+    assert failed.endswith("or all=true to replace all")
+    assert "view: argument 'path'" in invalid
+    assert "files." not in failed + invalid
+
+
 async def test_what_speaks_against_a_submission_is_shown_and_the_seat_may_mend_it(native: Any) -> None:
     async with native(script(calls(BROKEN, SUBMIT), calls(RIGHT, SUBMIT))) as house:
         events = await house.run(house.deliberation("single", 1))
