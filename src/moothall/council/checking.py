@@ -209,7 +209,7 @@ async def _look(place: Workplace, prepared: Prepared, patch: Patch, seconds: flo
     return Standing(
         patch=patch,
         runs=runs,
-        green=passes_gates(candidate),
+        green=passes_gates(candidate) and not found.unsolved,
         proven=is_done(found),
         whole=len(chosen) == len(profile.checks) and all(item.whole for item in chosen),
         lost=found.regressions,

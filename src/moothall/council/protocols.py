@@ -211,7 +211,7 @@ async def _revise_in_rounds(council: Assembly, protocol: Protocol) -> None:
             await _revise_all(council, council.proposers, round_, found)
         elif protocol.revises_on == "evidence" and not council.about_text and not _good(council):
             # One that went in circles to the end has seen all this, and was none the wiser.
-            failed = [sitting for sitting in council.proposers if not sitting.latest.passes and not sitting.circles]
+            failed = [sitting for sitting in council.proposers if not sitting.latest.solves and not sitting.circles]
             await _revise_all(council, failed, round_)
 
 
@@ -326,8 +326,8 @@ def _proven(council: Assembly) -> bool:
 
 
 def _good(council: Assembly) -> bool:
-    """Whether a candidate is through the gates: execution evidence then has nothing to mend."""
-    return any(item.passes for item in council.judged)
+    """Whether a candidate passes the gates and leaves nothing of the task failing: there is nothing to repair."""
+    return any(item.solves for item in council.judged)
 
 
 def _seats_agree(council: Assembly) -> bool:
@@ -337,7 +337,7 @@ def _seats_agree(council: Assembly) -> bool:
     if council.about_text:
         return len({item.proposal.content for item in latest}) == 1 and len(latest) == len(started)
     alike = {item.assessment.behaviour for item in latest}
-    return len(latest) == len(started) and len(alike) == 1 and all(item.passes for item in latest)
+    return len(latest) == len(started) and len(alike) == 1 and all(item.solves for item in latest)
 
 
 def _time_left(council: Assembly) -> bool:

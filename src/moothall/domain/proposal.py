@@ -124,7 +124,7 @@ class Assessment:
     `applies` is False where the patch was empty or did not apply on a clean checkout. `behaviour`
     is equal for candidates that no test could tell apart. `regressions` are tests that were green
     on the base and are not any more, `fixed` those that were red there, not by the author, and are green now; `still_red`
-    were red there and are. `evidence` has one entry for every check, also for one that did not run. `look` are lines that a
+    were red there and are; `unsolved`: those of them, of an unproven candidate, that concern the change or the task. `evidence` has one entry for every check, also for one that did not run. `look` are lines that a
     person should look at before it counts as proven. `change` is equal for candidates that make the same of the code but for words;
     `idle`: it changes words alone, and the task asks for more.
     """
@@ -140,6 +140,7 @@ class Assessment:
     look: tuple[str, ...] = ()
     change: str = ""
     idle: bool = False
+    unsolved: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

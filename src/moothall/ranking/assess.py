@@ -1,7 +1,7 @@
-"""What the runs of a candidate's checks say, next to the runs of the untouched base.
+"""Compare the runs of a candidate's checks with the runs of the untouched base.
 
-Case by case: what was green must stay green, what was red may stay red, and what is new must be green. A check that tells no
-cases is one case of its own name.
+Case by case: a case that passed must pass still, and a new case must pass. A case that failed before may fail still. A check that
+reports no cases is one case of its own name.
 """
 
 from __future__ import annotations
@@ -56,8 +56,11 @@ def assess(
 
     `own_tests` are the paths of test files that the author added or changed: what passes in them proves nothing. `flaky` are
     cases that differ between two runs of the same tree: no evidence either way. `changed` are the paths that the candidate
-    changes, `altered` those of whose documentation the examples are others now, which prove nothing, `task` what was asked for: a candidate that turned nothing green may leave red only what has to do with neither. A
+    changes, `altered` those of whose documentation the examples are others now, which prove nothing, `task` what was asked for. A
     patch that does not apply has no runs that mean anything, so all are missing.
+
+    A check of an unproven candidate is failed, too, if cases that failed before fail still and concern the task; the acceptance
+    checks do not count that against it.
     """
     runs = candidate_runs if applies else {}
     forgiven = frozenset((*profile.known_failures, *flaky))
@@ -70,7 +73,7 @@ def assess(
     evidence = tuple(
         item.evidence(
             proven=bool(fixed.get(item.name)),
-            undone=not proven and item.name in required and (barren or item.reaches(changed, task)),
+            undone=not proven and item.name in required and (barren or bool(item.concerned(changed, task))),
             flaky=frozenset(flaky),
         )
         for item in compared
@@ -85,6 +88,9 @@ def assess(
         evidence=evidence,
         fixed=tuple(sorted(case for cases in fixed.values() for case in cases))[:_FIXED],
         still_red=tuple(sorted(case for item in compared if item.name in required for case in item.red_before)),
+        unsolved=()
+        if proven
+        else tuple(case for item in compared if item.name in required for case in item.concerned(changed, task)),
     )
 
 
@@ -134,22 +140,28 @@ class _Compared:
 
     @property
     def lost(self) -> list[str]:
-        """Cases that were green and are not any more, or are gone."""
+        """Cases that passed and do not pass any more, or are gone. A run that was stopped, or ran no test, tells nothing of the rest."""
         before = self._base.cases if self._base else {}
+        whole = self.now is None or (self.now.status == "success" and not is_silent(self._base, self.now))
         return [
             case
             for case, outcome in before.items()
-            if outcome == "passed" and self._after.get(case) != "passed" and case not in self._forgiven
+            if outcome == "passed"
+            and self._after.get(case) != "passed"
+            and case not in self._forgiven
+            and (whole or case in self._after)
         ]
 
-    def reaches(self, changed: Sequence[str], task: str) -> bool:
-        """Whether a case that is still red has to do with what was changed, or asked for."""
+    def concerned(self, changed: Sequence[str], task: str) -> list[str]:
+        """Return the cases that failed before, still fail, and have to do with the change or the task."""
         base, now = self._base, self.now
         if base is None or now is None:
-            return False
-        return any(
-            concerns(case, base.details.get(case, ""), now.details.get(case, ""), changed, task) for case in self.red_before
-        )
+            return []
+        return [
+            case
+            for case in self.red_before
+            if concerns(case, base.details.get(case, ""), now.details.get(case, ""), changed, task)
+        ]
 
     def fixed_cases(self, own_tests: Sequence[str], altered: Sequence[str] = ()) -> list[str]:
         """Cases that were red and are green, and not by the author; a linter proves nothing."""
@@ -186,15 +198,23 @@ class _Compared:
             red=tuple((*self.new_red, *self._findings)[:_NAMED]),
             red_before=tuple(self.red_before[:_NAMED]),
             flaky=tuple(sorted(flaky & self._after.keys())[:_NAMED]),
-            why=run.output.partition("\n")[0][:300] if run.status != "success" else "",
+            why=self._why(run),
         )
+
+    def _why(self, run: CheckRun) -> str:
+        """Return what stopped the run, or why it has no verdict; '' if it ran to its end."""
+        if run.status != "success":
+            return run.output.partition("\n")[0][:300]
+        if is_silent(self._base, run):
+            last = next((line.strip() for line in reversed(run.output.splitlines()) if line.strip()), "")
+            return f"0 tests ran, exit code {run.exit_code}" + (f": {last}"[:250] if last else "")
+        return ""
 
     def _verdict(self, run: CheckRun, *, undone: bool) -> Verdict:
         """The exit code alone is not believed where there are cases: code under test can end its process with any."""
         if run.status != "success":
             return Verdict.ERRORED
-        told_before = self._base is not None and self._base.cases
-        if run.verdict is Verdict.MISSING or (run.verdict is Verdict.PASSED and told_before and not run.cases):
+        if run.verdict is Verdict.MISSING or is_silent(self._base, run):
             return Verdict.MISSING
         if run.verdict is Verdict.ERRORED and (not self._base or self._base.verdict is not Verdict.ERRORED):
             return Verdict.ERRORED  # it did not run to its end, as it did on the base
@@ -251,6 +271,11 @@ def _behaviour(
             if case not in forgiven and (case in before or not may_be_own(case, own_tests, packages))
         ]
     return digest(*parts)
+
+
+def is_silent(base: CheckRun | None, run: CheckRun | None) -> bool:
+    """Whether a run that reached its end reports no case although the base's run did: an error of the run, or a broken build."""
+    return bool(base and base.cases and run and run.status == "success" and not run.cases and not run.findings)
 
 
 def concerns(case: str, before: str, after: str, changed: Sequence[str], task: str = "") -> bool:

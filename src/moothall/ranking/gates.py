@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from moothall.domain.evidence import COUNTER, SECRETS, Evidence, Verdict
 from moothall.domain.proposal import Candidate
+from moothall.domain.task import VALIDATION
 
 _SHOWN = 3
 _NAME_CHARS = 80
@@ -31,18 +32,27 @@ def _failures(candidate: Candidate) -> Iterable[str]:
         yield "The patch does not apply on a clean checkout."
     elif found.idle and not found.proven:
         yield "The patch changes comments, docstrings or formatting alone, and the task asks for more."
+    barren = not any(item.passed or item.verdict is Verdict.PASSED for item in found.evidence if item.check in found.required)
     for name in dict.fromkeys(found.required):
         runs = [item for item in found.evidence if item.check == name]
         bad = next((item for item in runs if item.verdict is not Verdict.PASSED), None)
         if not runs or (bad and bad.verdict is Verdict.MISSING):
-            yield f"Required check {plain(name)} is missing."
-        elif bad:
+            why = plain(bad.why, 300) if bad and bad.why else ""
+            yield f"Required check {plain(name)} has no verdict: {why}." if why else f"Required check {plain(name)} is missing."
+        elif bad and (barren or not _failed_before(bad)):
             yield f"Required check {plain(name)} {bad.verdict}{counts(bad)}{_because(bad)}."
     yield from (
         _AGAINST[item.check](item) for item in found.evidence if item.check in _AGAINST and item.verdict is Verdict.FAILED
     )
     if lost := found.regressions:
         yield f"{len(lost)} {'test' if len(lost) == 1 else 'tests'} that passed on the base {'does' if len(lost) == 1 else 'do'} not any more: {name_cases(lost)}."
+
+
+def _failed_before(item: Evidence) -> bool:
+    """Whether all that fails in a check failed on the base: never a reason against a candidate, but in a check of the caller's."""
+    return (
+        item.verdict is Verdict.FAILED and bool(item.red_before) and not item.red and not item.check.startswith(f"{VALIDATION}-")
+    )
 
 
 _AGAINST: Mapping[str, Callable[[Evidence], str]] = {

@@ -320,8 +320,11 @@ def _proof(fixed: Sequence[str]) -> str:
 
 
 def _describe_pass(candidate: Candidate) -> str:
-    runs = {item.check: item for item in candidate.assessment.evidence if item.verdict is Verdict.PASSED}
-    said = [f"{plain(name)} passed{counts(runs[name])}" for name in dict.fromkeys(candidate.assessment.required)]
+    runs = {item.check: item for item in candidate.assessment.evidence}
+    said = [
+        f"{plain(name)} {'passed' if runs[name].verdict is Verdict.PASSED else 'failed as before'}{counts(runs[name])}"
+        for name in dict.fromkeys(candidate.assessment.required)
+    ]
     return f"Passes every gate: {'; '.join(['the patch applies', *said, 'nothing that was green is red'])}."
 
 

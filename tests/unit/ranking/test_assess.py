@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from moothall.domain.evidence import CheckRun, Verdict
-from moothall.domain.proposal import Assessment
+from moothall.domain.proposal import Assessment, Candidate, Proposal
 from moothall.domain.repository import Profile
 from moothall.ranking import assess, is_done
-from moothall.ranking.assess import unmatched_cases
+from moothall.ranking.assess import is_silent, unmatched_cases
 from moothall.ranking.authors import may_be_own
+from moothall.ranking.gates import gate_failures
 
 PROFILE = Profile(checks={"tests": ("pytest",), "lint": ("ruff",)})
 LINT = CheckRun("lint", Verdict.PASSED)
@@ -85,6 +86,22 @@ def test_an_unknown_failure_beside_a_known_one_is_red() -> None:
 
 def test_an_exit_code_does_not_hide_a_failed_case() -> None:
     assert verdict(judge(suite(Verdict.PASSED, new="passed", old="failed"))) is Verdict.FAILED
+
+
+@pytest.mark.parametrize("exit_verdict", [Verdict.PASSED, Verdict.FAILED, Verdict.ERRORED])
+def test_a_run_of_no_test_has_no_verdict_and_is_no_regression(exit_verdict: Verdict) -> None:
+    run = CheckRun("tests", exit_verdict, output="npm error\nUsage: npm exec\n", exit_code=1)
+    found = judge(run)
+    assert is_silent(BASE["tests"], run)
+    assert (found.regressions, verdict(found)) == ((), Verdict.MISSING)
+    assert found.evidence[0].why == "0 tests ran, exit code 1: Usage: npm exec"
+    assert not is_silent(None, run)
+
+
+def test_a_stopped_run_tells_nothing_of_the_cases_that_it_did_not_reach() -> None:
+    base = {"tests": suite(Verdict.FAILED, new="failed", old="passed", late="passed"), "lint": LINT}
+    found = judge(suite(Verdict.ERRORED, status="timeout", old="failed"), base=base)
+    assert (found.regressions, verdict(found)) == ((OLD,), Verdict.ERRORED)
 
 
 @pytest.mark.parametrize("cases", [{}, {"new": "skipped", "old": "skipped"}])
@@ -278,11 +295,39 @@ OUT = CheckRun("tests", Verdict.FAILED, {"tests/test_net.py::test_socket": "fail
         ("src/utils.py", "add a helper", "E assert 'z' == 'y' at 0x12f", Verdict.PASSED),
     ],
 )
-def test_what_stays_red_blocks_only_a_change_that_it_is_about(changed: str, task: str, detail: str, expected: Verdict) -> None:
+def test_what_fails_as_before_fails_a_check_that_it_concerns(changed: str, task: str, detail: str, expected: Verdict) -> None:
     case = "tests/test_net.py::test_socket"
     before = replace(OUT, details={case: "E assert 'z' == 'y' at 0x34a"} if detail else {})
     after = replace(OUT, details={case: detail} if detail else {})
     profile = Profile(checks={"tests": ("pytest",)})
     found = assess({"tests": before}, {"tests": after}, profile, (), applies=True, changed=(changed,), task=task)
     assert verdict(found) is expected
+    assert found.unsolved == ((case,) if expected is Verdict.FAILED else ())
     assert not found.proven
+
+
+@pytest.mark.parametrize(
+    ("cases", "red_before", "check", "blocked"),
+    [
+        ({"red": "failed", "green": "passed"}, ("red",), "tests", False),
+        ({"red": "failed", "green": "failed"}, ("red",), "tests", True),
+        ({"red": "failed"}, ("red",), "tests", True),
+        ({"red": "failed", "green": "passed"}, ("red",), "validation-1", True),
+    ],
+    ids=["beside passing tests", "with a new failure", "nothing passes", "the caller's own check"],
+)
+def test_a_failure_from_before_blocks_only_where_nothing_passes_or_the_caller_asks(
+    cases: dict[str, str], red_before: tuple[str, ...], check: str, *, blocked: bool
+) -> None:
+    base = CheckRun(check, Verdict.FAILED, {**dict.fromkeys(cases, "passed"), **dict.fromkeys(red_before, "failed")})
+    found = assess(
+        {check: base},
+        {check: CheckRun(check, Verdict.FAILED, cases)},
+        Profile(checks={check: ("pytest",)}),
+        (),
+        applies=True,
+        task="make the failing test pass",
+    )
+    candidate = Candidate(Proposal("seat", "dev", "", "diff --git a/a.py b/a.py\n"), found)
+    assert verdict(found, check) is Verdict.FAILED
+    assert bool(gate_failures(candidate)) is blocked

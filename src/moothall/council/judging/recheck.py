@@ -26,7 +26,7 @@ from moothall.errors import NotFound
 from moothall.inside.cases import WRITTEN
 from moothall.inside.checks import runs_python_tests
 from moothall.ranking import assess, changed_files, passes_gates, rivals
-from moothall.ranking.assess import differing_cases, unmatched_cases
+from moothall.ranking.assess import differing_cases, is_silent, unmatched_cases
 from moothall.ranking.documented import altered_examples
 from moothall.ranking.gates import counts
 from moothall.ranking.screening import screen, tests_to_read
@@ -66,6 +66,11 @@ class Judged:
     def passes(self) -> bool:
         """Whether every gate is passed."""
         return passes_gates(self.candidate)
+
+    @property
+    def solves(self) -> bool:
+        """Whether it passes the gates and leaves no failure behind that concerns the task: there is nothing to repair."""
+        return self.passes and not self.assessment.unsolved
 
 
 class Bench:
@@ -109,7 +114,7 @@ class Bench:
             if proposal.diff.strip()
             else CheckRuns({}, refused=True)
         )
-        runs, applies = ran.runs, not ran.refused
+        runs, applies = await self._repeat_silent(ran.runs, proposal.diff), not ran.refused
         found = self._compare(proposal, runs, self._prepared.flaky, applies=applies)
         if gone := _missing_checks(found, runs, self._prepared):
             found = self._compare(proposal, runs, (*self._prepared.flaky, *await self._unsteady(gone)), applies=applies)
@@ -128,6 +133,12 @@ class Bench:
         broken = {*found.regressions, *(case for item in found.evidence for case in item.red)}
         self._details[key] = {case: said for run in runs.values() for case, said in run.details.items() if case in broken}
         return found
+
+    async def _repeat_silent(self, runs: Mapping[str, CheckRun], diff: str) -> Mapping[str, CheckRun]:
+        """Run checks once more that ran no test at all: that is an error of the run more often than of the patch."""
+        silent = {check: () for check, run in runs.items() if is_silent(self._prepared.runs.get(check), run)}
+        again = (await self._runs.run(silent, "check", digest(diff)[:12], "again", diff=diff)).runs if silent else {}
+        return {**runs, **again}
 
     async def _find_flaky(self, diff: str, first: Mapping[str, CheckRun], doubtful: Mapping[str, tuple[str, ...]]) -> set[str]:
         """Return what is no evidence: the cases that differ when they are run once more on the same tree.
