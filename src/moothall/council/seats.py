@@ -82,9 +82,10 @@ async def find_approaches(council: Assembly, count: int) -> None:
     30 without): under `auto` its seats differ by temperature and seed alone. Seats with native tools differ by how they begin.
     """
     llm, setup = council.parts.llm, council.setup_of("-")
-    in_text = sum(not council.setup_of(sitting.seat).native for sitting in council.sittings)
-    wanted = llm.approaches == "on" or (llm.approaches == "auto" and llm.base_url is not None and in_text > 1)
-    if count < 2 or not wanted:  # noqa: PLR2004  # one seat needs no distinction
+    in_text = [one for one in (council.setup_of(sitting.seat) for sitting in council.sittings) if one.tools is None]
+    usual = llm.base_url is not None and not all(one.native for one in in_text)
+    wanted = llm.approaches == "on" or (llm.approaches == "auto" and usual)
+    if min(count, len(in_text)) < 2 or not wanted:  # noqa: PLR2004  # one seat needs no distinction
         return
     council.approaches = tuple(BUILT_IN_APPROACHES[number % len(BUILT_IN_APPROACHES)] for number in range(count))
     council.approach_source = "built-in"

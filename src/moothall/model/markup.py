@@ -18,6 +18,7 @@ _PARAMETER = re.compile(r"<parameter=([\w.-]+)>\n?(.*?)\n?(?:</parameter>|(?=<pa
 _MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(?=\[)")
 _OBJECT = re.compile(r"[\s;,]*(?=\{)")
 _FENCED = re.compile(r"^```(?:json|tool_call)?[ \t]*\n\s*(\{(?:(?!\n[ \t]*```).)*)\n[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_EMPTY_FENCE = re.compile(r"```\w*\s*```")
 _CLOSED = re.compile(r"\s*</tool_call>")
 _ARGUMENTS = ("arguments", "parameters", "args")
 
@@ -37,7 +38,7 @@ def split_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[list[dic
         rest.append(text[position:begin])
         position = max(position, end)
         calls.append({"function": {"name": name, "arguments": arguments}})
-    return calls, "".join([*rest, text[position:]]).strip() if calls else text
+    return calls, _EMPTY_FENCE.sub("", "".join([*rest, text[position:]])).strip() if calls else text
 
 
 def _hermes(text: str) -> Iterator[Found]:

@@ -54,6 +54,11 @@ TOOLS = [
             [("bash", {"command": "ls"}), ("view", {"path": "b"})],
             "I look.",
         ),
+        (
+            '```json\n<tool_call>\n  {"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>\n```',
+            [("bash", {"command": "ls"})],
+            "",
+        ),
         ('```json\n{"name": "rm", "arguments": {}}\n```', [], '```json\n{"name": "rm", "arguments": {}}\n```'),
         (
             '```json\n{"name": "bash", "arguments": {"command": "ls"}',
