@@ -38,7 +38,7 @@ class TestNativeTools(ServerContract):
 
     @pytest.fixture
     def expected(self) -> Expected:
-        return Expected("tools", 4096)
+        return Expected("tools", 16_384)
 
 
 class TestBlocks(ServerContract):
@@ -59,7 +59,7 @@ async def test_doctor_says_what_is_true_of_each(coder: OpenAIModel, thinker: Ope
     done = await Command(tmp_path / "data", extra=servers)("doctor", "--json")
     parts = {finding["part"]: finding["detail"] for finding in json.loads(done.out)}
     assert "replies as json; window of 16,384 tokens (the server's list of models)" in parts["model"]
-    assert "native tool calls; window of 4,096 tokens (the server's list of models)" in parts["model coder"]
+    assert "native tool calls; window of 16,384 tokens (the server's list of models)" in parts["model coder"]
     assert "replies as blocks; window of 4,096 tokens (the server's list of models)" in parts["model thinker"]
     assert "native tool calls: no; JSON schema: ours" in parts["model server"]
     assert "native tool calls: yes" in parts["model coder server"]
