@@ -30,10 +30,14 @@ from moothall.model.counting import counting
 from moothall.model.local import local_model_server
 from moothall.settings import load_settings
 from moothall.testing.chat_contract import FINISH, ChatModelContract, ask
+from moothall.testing.server_contract import Expected, ServerContract
 from support.graph import MemoryGraph
 from support.processes import command_line
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
+
+
+WINDOW = 4096
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,7 @@ def said() -> list[str]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def url(said: list[str]) -> AsyncIterator[str]:
     settings = load_settings()
-    llm = settings.llm.model_copy(update={"context_tokens": 4096, "local_slots": 3})
+    llm = settings.llm.model_copy(update={"context_tokens": WINDOW, "local_slots": 3})
     async with local_model_server(llm, settings.data_dir, said.append) as url:
         yield url
 
@@ -57,6 +61,14 @@ async def model(url: str) -> AsyncIterator[OpenAIModel]:
 
 class TestLocal(ChatModelContract):
     """On the small local model."""
+
+
+class TestServer(ServerContract):
+    """On the embedded server. Its window is a setting, and it is asked for no native tool calls."""
+
+    @pytest.fixture
+    def expected(self) -> Expected:
+        return Expected("json", WINDOW)
 
 
 DENSE = (

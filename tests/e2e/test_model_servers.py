@@ -50,3 +50,28 @@ async def test_a_council_of_three_ends_with_a_winner(name: str, repo: Path, tmp_
     paths = {path for path, body in server.requests if body.get("tools")}
     assert paths <= {"/v1/responses" if name == "openai" else "/v1/chat/completions"}
     assert bool(paths) == (SERVERS[name].expect == "tools")
+
+
+async def test_each_seat_replies_as_its_own_model_can(repo: Path, tmp_path: Path) -> None:
+    """A model that calls tools natively, one that obeys schemas, and one that offers nothing, in one council."""
+    async with (
+        served(SERVERS["vllm"], answer) as native,
+        served(SERVERS["vllm without a tool parser"], answer) as schema,
+        served(SERVERS["bare"], answer) as plain,
+    ):
+        models = {"schema": {"base_url": schema.base_url}, "plain": {"base_url": plain.base_url}}
+        command = Command(tmp_path / "data", native.base_url, {"MOOTHALL_MODELS": json.dumps(models)})
+        options = ("--agents", "3", "--model", "default,schema,plain", "--peer-review")
+        done = await command("deliberate", "--repo", str(repo), *options, TASK)
+        shown = await command("show", "--json")
+    header = " ".join(f"{done.out} {done.err}".split())
+    assert done.code == 0, header
+    assert {(seat["status"], seat["error_code"]) for seat in shown.document["seats"]} == {("proposed", "")}
+    assert "coder: native tool calls, window 32,768 tokens" in header
+    assert "schema coder: replies in JSON, window 8,192 tokens" in header
+    assert "plain coder: replies in tagged blocks, window 4,096 tokens" in header
+    called, obeyed, wrote = ([body for _, body in server.requests] for server in (native, schema, plain))
+    assert any(message["role"] == "tool" for body in called for message in body["messages"])
+    assert all("response_format" in body for body in obeyed)
+    assert not any("tools" in body or "response_format" in body for body in wrote)
+    assert any("<tool>" in body["messages"][0]["content"] for body in wrote)

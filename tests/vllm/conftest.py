@@ -1,4 +1,4 @@
-"""The real server that scripts/test-vllm started, and named as MOOTHALL_LLM__BASE_URL."""
+"""The real servers that scripts/test-vllm started, and named as MOOTHALL_LLM__BASE_URL and MOOTHALL_MODELS."""
 
 from __future__ import annotations
 
@@ -44,4 +44,27 @@ def url(llm: LlmSettings) -> str:
 async def model(llm: LlmSettings, url: str) -> AsyncIterator[OpenAIModel]:
     async with open_model(llm, url) as client:
         assert await client.figures() is not None, f"{url} does not say that it is a vLLM"
+        yield client
+
+
+async def _open(name: str) -> AsyncIterator[OpenAIModel]:
+    """Open the client of a model in MOOTHALL_MODELS."""
+    known = load_settings().models
+    if name not in known:
+        pytest.skip(f"MOOTHALL_MODELS has no model {name!r}; scripts/test-vllm without a server of yours starts it")
+    base_url = known[name].base_url
+    assert base_url
+    async with open_model(LlmSettings(base_url=base_url), base_url) as client:
+        yield client
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def coder() -> AsyncIterator[OpenAIModel]:
+    async for client in _open("coder"):
+        yield client
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def thinker() -> AsyncIterator[OpenAIModel]:
+    async for client in _open("thinker"):
         yield client

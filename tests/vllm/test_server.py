@@ -151,9 +151,17 @@ async def test_a_prompt_longer_than_the_window_is_told_at_once(model: OpenAIMode
     assert (await model.chat(ask(max_tokens=4))).text
 
 
-async def test_what_it_cannot_do_is_told_and_it_lives_on(model: OpenAIModel) -> None:
-    with pytest.raises(ModelReplyInvalid, match="HTTP 400"):
-        await model.chat(ask(temperature=-1.0))
-    with pytest.raises(ModelReplyInvalid, match="HTTP 400"):
-        await model.chat(ask(max_tokens=-5))
-    assert (await model.chat(ask(max_tokens=4))).text
+async def test_a_part_that_it_refuses_is_left_out_from_then_on(llm: LlmSettings, url: str) -> None:
+    async with open_model(llm, url) as client:
+        assert (await client.chat(ask(temperature=-1.0, max_tokens=4))).text
+        assert list(client.capabilities.refused) == ["temperature"]
+        with pytest.raises(ModelReplyInvalid, match="HTTP 400"):
+            await client.chat(ask(max_tokens=-5))
+        assert (await client.chat(ask(max_tokens=4))).text
+
+
+async def test_a_limit_longer_than_the_window_is_learnt(llm: LlmSettings, url: str) -> None:
+    async with open_model(llm, url) as client:
+        window = (await client.describe()).window
+        assert (await client.chat(ask(schema=review_schema(1), max_tokens=window + 1, seconds=300))).text
+        assert client.capabilities.most_tokens == window

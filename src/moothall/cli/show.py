@@ -67,7 +67,7 @@ def _started(data: Mapping[str, Any]) -> tuple[str, str] | None:
     models, limits = data.get("models"), data.get("limits")
     if not isinstance(models, list) or not isinstance(limits, Mapping):
         return None
-    parts = [_model(one) for one in models if isinstance(one, Mapping)]
+    parts = [_model(one, limits.get("turns")) for one in models if isinstance(one, Mapping)]
     tokens = limits.get("tokens") or 0
     budget = f"{tokens:,} tokens" if tokens else "no limit of tokens"
     return (
@@ -76,12 +76,15 @@ def _started(data: Mapping[str, Any]) -> tuple[str, str] | None:
     )
 
 
-def _model(one: Mapping[str, Any]) -> str:
+def _model(one: Mapping[str, Any], most: object) -> str:
     name = " ".join(part for part in (str(one.get("profile") or ""), str(one.get("model") or "model")) if part)
     said = one.get("window_source")
     source = f"from {said}" if said else "a guess, since the server does not say it: set llm.context_tokens"
     spelling = _SPELLINGS.get(str(one.get("reply")), "")
-    return f"{name}: {spelling}, window {one.get('window', 0):,} tokens ({source}), replies up to {one.get('reply_tokens', 0):,}"
+    own = one.get("turns", most)
+    turns = "" if own == most else f", {own} turns"
+    window, reply = f"{one.get('window', 0):,}", f"{one.get('reply_tokens', 0):,}"
+    return f"{name}: {spelling}, window {window} tokens ({source}), replies up to {reply}{turns}"
 
 
 def _progress(data: Mapping[str, Any]) -> tuple[str, str]:

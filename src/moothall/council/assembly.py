@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,17 +14,13 @@ from moothall.config.parts import NATIVE_WINDOW
 from moothall.council.agent import AgentLoop
 from moothall.council.course import Draft
 from moothall.council.facts import Facts
-from moothall.council.function import DEFINE, Function, function_of
 from moothall.council.growing import Hint
 from moothall.council.judging.recheck import Bench, Judged
 from moothall.council.judging.runs import FreshRuns
 from moothall.council.measuring import Advance
-from moothall.council.prompting import prompts, tool_prompt
-from moothall.council.prompting.excerpt import Look, Read, Shown, show
-from moothall.council.prompting.survey import Survey, Surveyor, SurveyOrder
-from moothall.council.prompting.text import tokens
+from moothall.council.prompting.survey import Surveyor
 from moothall.council.recording import REMOTE, NamedModel, RecordedModel, Recording
-from moothall.council.seat_tools import SeatTools
+from moothall.council.seat_setup import SeatSetup, set_up
 from moothall.council.tool_loop import ToolLoop
 from moothall.council.turnstile import Turnstile
 from moothall.domain.budget import Ledger
@@ -34,21 +30,15 @@ from moothall.domain.proposal import Review, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.domain.task import Deliberation
-from moothall.domain.tool import Action, Grant
 from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable, MoothallError
 from moothall.guard.accounts import Purse
 from moothall.guard.gate import Gate
-from moothall.guard.grants import intersection
 from moothall.ports import ChatModel, Log, MergeCommits, ReadFile, RunCode, Workspaces
-from moothall.tools.catalogue import ToolSpec
 
-_SMALL_WINDOW = 16_000  # below, only the core tools are offered
-_CONTEXT_SHARE = 0.5  # of what the window leaves for a prompt; the rest is history
 _GRACE_SHARE = 0.25  # of the time left at the start: for re-checks, cross-tests and reviews
 _GRACE_SECONDS = 120.0
 _CLOSING_SECONDS = 2.0
 _CHECKS_AT_ONCE = 2  # re-checks of one deliberation
-_SHOWN_CHARS = 65_536  # of one file, before it is cut to the window
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +104,8 @@ class Sitting:
 
 @dataclass(slots=True)
 class Assembly:
-    """One running deliberation. `work_until` is when seats must be done, `until` when all must be. `seats` has the model of each;
-    `parts` that of the council, with settings that suit all.
+    """One running deliberation. `work_until` is when seats must be done, `until` when all must be. `seats` has the model of each
+    seat, `setups` what the seats of each model work with, by the model's name; `parts` has the model that is asked for all.
     """
 
     d: Deliberation
@@ -124,24 +114,11 @@ class Assembly:
     facts: Facts
     model: RecordedModel
     ledger: Ledger
-    mode: ReplyMode
-    specs: tuple[ToolSpec, ...]
-    python: bool
-    system: str
-    shared: str
-    example: tuple[Action, ...]
-    """The actions of the worked example in `system`: a seat that replies with just these has copied it."""
     work_until: datetime
     until: datetime
     sittings: tuple[Sitting, ...]
     seats: Mapping[str, NamedModel]
-    native: bool = False
-    """Whether all models call tools natively."""
-    tools: SeatTools | None = None
-    """What seats call natively; None about text, and where they reply in json or blocks."""
-    judge_system: str = ""
-    """The system message of calls that judge answers; empty: that of the seats."""
-    function: Function | None = None
+    setups: Mapping[str, SeatSetup]
     bench: Bench | None = None
     approaches: tuple[str, ...] = ()
     approach_source: str = "none"
@@ -154,21 +131,22 @@ class Assembly:
         """Whether there is no repository."""
         return self.prepared is None
 
-    @property
-    def max_turns(self) -> int:
-        """How many turns a seat has. In json and blocks more of them lead nowhere."""
-        return self.d.max_turns if self.native else min(self.d.max_turns, self.parts.limits.text_turns)
+    def setup_of(self, seat: str) -> SeatSetup:
+        """Return what a seat works with; of "-", what the model has that is asked for all."""
+        return self.setups[self.d.model_of(seat)]
 
     @property
-    def reply_mode(self) -> ReplyMode:
-        """How seats call tools."""
-        return "tools" if self.tools is not None else self.mode
+    def reply_mode(self) -> str:
+        """How seats call tools, for the start event: `mixed` where their models differ."""
+        modes = {self.setup_of(seat).reply_mode for seat in self.d.seats}
+        return modes.pop() if len(modes) == 1 else "mixed"
 
     @property
     def limits(self) -> dict[str, Any]:
         """What bounds each seat and the whole council, for the start event."""
         seconds = round((self.until - datetime.now(UTC)).total_seconds())
-        return {"turns": self.max_turns, "tokens": self.d.budget.tokens, "calls": self.d.budget.calls, "seconds": seconds}
+        turns = max(self.setup_of(seat).max_turns for seat in self.d.seats)
+        return {"turns": turns, "tokens": self.d.budget.tokens, "calls": self.d.budget.calls, "seconds": seconds}
 
     @property
     def models(self) -> list[dict[str, Any]]:
@@ -179,7 +157,8 @@ class Assembly:
                 "profile": name,
                 "model": one.about.model,
                 "api": one.about.api,
-                "reply": self.reply_mode,
+                "reply": self.setups[name].reply_mode,
+                "turns": self.setups[name].max_turns,
                 "window": one.llm.context_tokens,
                 "window_source": one.about.source,
                 "reply_tokens": one.llm.max_tokens,
@@ -187,17 +166,17 @@ class Assembly:
             for name, one in used.items()
         ]
 
-    @property
-    def attempts(self) -> int:
-        """How often a seat may begin, the first time included."""
-        most = self.parts.limits.attempts
-        return most if self.function is None else min(most, self.parts.llm.function_attempts)
+    def attempts_of(self, seat: str) -> int:
+        """Return how often a seat may begin, the first time included."""
+        most, setup = self.parts.limits.attempts, self.setup_of(seat)
+        return most if setup.function is None else min(most, setup.llm.function_attempts)
 
     def approach(self, sitting: Sitting) -> str:
         """Return the way in which a seat goes about it; '' for its own. That of a fork is the one it has from where it comes."""
         if self.d.fork is not None:
             return self.d.fork.approach
-        return self.approaches[sitting.number] if self.approaches else ""
+        in_text = self.setup_of(sitting.seat).tools is None  # seats with native tools differ by how they begin
+        return self.approaches[sitting.number] if self.approaches and in_text else ""
 
     def warmth(self, seat: str) -> float:
         """Return a seat's own temperature: the first is the surest (a quarter of the setting), the last the boldest."""
@@ -208,14 +187,15 @@ class Assembly:
         return round(min(self.seats[seat].llm.temperature * (0.25 + share), 2.0), 3)
 
     async def ask(self, step: str, messages: Sequence[Message], schema: ReplySchema, most: int, **how: Any) -> ChatReply | None:
-        """Ask beside the conversations of the seats; None where there is no answer. `step` is the end of the call id, and its seed where `how` names no
-        other. Raises `BusUnavailable`.
+        """Ask beside the conversations of the seats; None where there is no answer. `step` is the end of the call id, which begins with who is asked,
+        and its seed where `how` names no other. Raises `BusUnavailable`.
         """
+        setup = self.setup_of(step.partition("/")[0])
         request = ChatRequest(
             call_id=f"{self.d.task_id}/{step}",
             messages=tuple(messages),
-            max_tokens=max(most, self.parts.llm.max_tokens) if self.native else most,  # a strong model thinks before it answers
-            schema=schema if self.mode == "json" else None,
+            max_tokens=max(most, setup.llm.max_tokens) if setup.native else most,  # a strong model thinks before it answers
+            schema=schema if setup.mode == "json" else None,
             **{"deadline": self.until, "seed": seed_of(self.d.seed, step), **how},
         )
         try:
@@ -234,46 +214,6 @@ class Assembly:
     def proposers(self) -> tuple[Sitting, ...]:
         """The seats with a proposal that was judged."""
         return tuple(sitting for sitting in self.sittings if sitting.judged)
-
-
-async def _show(
-    d: Deliberation, prepared: Prepared | None, parts: Parts, specs: Sequence[ToolSpec], mode: ReplyMode, *, python: bool
-) -> tuple[str, Shown | None]:
-    """Return the system message of seats that reply in json or blocks, and what of the repository goes into their prompts."""
-    system = prompts.system_text(specs, mode, python=python, document=bool(d.document))
-    if prepared is None or d.merge:
-        return system, None
-    room = max(parts.llm.context_tokens - parts.llm.max_tokens - tokens(system) - tokens(d.description) - tokens(d.context), 0)
-    read, look = _readers(prepared, parts)
-    shown = await show(prepared, d.description, read, int(room * _CONTEXT_SHARE), look)
-    if not any(spec.name == "files.define" for spec in specs):
-        shown = replace(shown, example=None)  # nothing is shown that may not be used
-    if shown.example is not None:
-        system = prompts.system_text(specs, mode, python=python, example=shown.example)
-    return system, shown
-
-
-async def _survey(d: Deliberation, prepared: Prepared, parts: Parts) -> tool_prompt.Overview:
-    """Return what of the repository goes into the prompts of seats with native tools."""
-    return await tool_prompt.survey_repository(prepared, d.description, *_readers(prepared, parts))
-
-
-def _readers(prepared: Prepared, parts: Parts) -> tuple[Read, Look]:
-    """Return what reads a file of the base, and what surveys it."""
-
-    async def read(path: str) -> str:
-        return await parts.read(prepared.base, path, _SHOWN_CHARS)
-
-    async def look(order: SurveyOrder) -> Survey:
-        return await parts.surveyor.survey(prepared, order) if parts.surveyor else Survey()
-
-    return read, look
-
-
-def grant_of(d: Deliberation, gate: Gate, prepared: Prepared | None) -> Grant:
-    """Return what the seats may do: what their role may, or those of the task's tools among it."""
-    grant = gate.grant_for(d.role, prepared.base.profile.protected if prepared else ())
-    return intersection(grant, Grant(d.tools)) if d.tools else grant
 
 
 def _open_models(d: Deliberation, parts: Parts) -> Mapping[str, NamedModel]:
@@ -295,15 +235,18 @@ def _remote(d: Deliberation, parts: Parts, seats: Mapping[str, NamedModel]) -> M
     }
 
 
-async def _common_mode(models: Iterable[NamedModel]) -> ReplyMode:
-    """Return the mode of all that answer, and blocks, which every model can write, where they differ. Raises what the first that does not answer raised where none does."""
-    found = await asyncio.gather(*(one.model.reply_mode() for one in models), return_exceptions=True)
+async def _find_modes(models: Mapping[str, NamedModel]) -> Mapping[str, ReplyMode]:
+    """Return how each model replies. One that does not answer is taken to reply as the others do; in blocks, which every model
+    can write, where these differ. Raises what the first raised where none answers.
+    """
+    found = await asyncio.gather(*(one.model.reply_mode() for one in models.values()), return_exceptions=True)
     wrong = [one for one in found if isinstance(one, BaseException)]
     for error in wrong:
         if len(wrong) == len(found) or not isinstance(error, ModelUnavailable):
             raise error
     modes = {one for one in found if not isinstance(one, BaseException)}
-    return modes.pop() if len(modes) == 1 else "blocks"
+    unknown: ReplyMode = next(iter(modes)) if len(modes) == 1 else "blocks"
+    return {name: unknown if isinstance(one, BaseException) else one for name, one in zip(models, found, strict=True)}
 
 
 async def _fit(models: Mapping[str, NamedModel]) -> Mapping[str, NamedModel]:
@@ -321,40 +264,16 @@ async def _fit(models: Mapping[str, NamedModel]) -> Mapping[str, NamedModel]:
     return fitted
 
 
-def _common(models: Iterable[NamedModel]) -> LlmSettings:
-    """Return the settings of the first, with a window and a length of answers that suit all."""
-    first, *others = [one.llm for one in models]
-    used = (first, *others)
-    fits = {"context_tokens": min(one.context_tokens for one in used), "max_tokens": max(one.max_tokens for one in used)}
-    return first.model_copy(update=fits) if others else first
-
-
 async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording) -> Assembly:
     """Lay out what the seats share. Raises what the model's `reply_mode` and the reader raise; where commits are merged, neither is asked."""
     facts = Facts(parts.log, d, parts.source, recording.known, Advance(d, recording.progress) if d.agent else None)
     ledger = Ledger(d.budget)
     used = _open_models(d, parts)
-    found: ReplyMode = "blocks" if d.merge else await _common_mode(used.values())
-    native = found == "tools"
-    mode: ReplyMode = "blocks" if native else found
+    modes: Mapping[str, ReplyMode] = dict.fromkeys(used, "blocks") if d.merge else await _find_modes(used)
     used = {name: replace(one, llm=one.llm.fitted(0)) for name, one in used.items()} if d.merge else await _fit(used)
+    parts = replace(parts, model=used[d.model].model, llm=used[d.model].llm)
+    setups = {name: await set_up(d, prepared, parts, one, modes[name]) for name, one in used.items()}
     seats = {seat: used[d.model_of(seat)] for seat in d.seats}
-    parts = replace(parts, model=used[d.model].model, llm=_common(used.values()))
-    grant = grant_of(d, parts.gate, prepared)
-    specs = parts.gate.list_tools(d.tenant, grant, core=parts.llm.context_tokens < _SMALL_WINDOW) if prepared else ()
-    tools = SeatTools.of(specs) if native and specs else None
-    python, function = False, None
-    example: tuple[Action, ...] = ()
-    if tools is not None and prepared is not None:
-        system = tool_prompt.system_text(shell=tools.has_shell)
-        shared = tool_prompt.shared_text(d, await _survey(d, prepared, parts), prepared)
-    else:
-        python = parts.run_code is not None and bool(specs) and parts.llm.context_tokens >= parts.python.offer_from_tokens
-        system, shown = await _show(d, prepared, parts, specs, mode, python=python)
-        shared, example = prompts.shared_text(d, shown), prompts.example_of(shown)
-        functions = parts.llm.functions == "on" or (parts.llm.functions == "auto" and parts.llm.base_url is None)
-        if functions and shown is not None and prepared is not None and any(spec.name == DEFINE for spec in specs):
-            function = function_of(d.description, shown, prepared.files)
     now = datetime.now(UTC)
     left = max((d.deadline - now).total_seconds(), 0.0)
     until = d.deadline - timedelta(seconds=min(_CLOSING_SECONDS, left * 0.05))
@@ -378,20 +297,11 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
             turnstile=parts.turnstile,
         ),
         ledger=ledger,
-        mode=mode,
-        specs=specs,
-        python=python,
-        system=system,
-        shared=shared,
-        example=example,
         work_until=until - timedelta(seconds=min(_GRACE_SECONDS, left * _GRACE_SHARE)),
         until=until,
         sittings=tuple(Sitting(seat, number) for number, seat in enumerate(d.seats, d.fork.number if d.fork else 0)),
         seats=seats,
-        native=native,
-        tools=tools,
-        judge_system=prompts.JUDGE if native else "",
-        function=None if d.is_answer("") else function,
+        setups=setups,
         bench=_bench(d, prepared, parts, facts) if prepared else None,
     )
 

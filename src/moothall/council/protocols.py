@@ -218,10 +218,11 @@ async def _revise_in_rounds(council: Assembly, protocol: Protocol) -> None:
 async def _review_ties(council: Assembly) -> None:
     tied = ties([item.candidate for item in council.judged])
     # Who is asked for one function, as it is lost in longer prompts, is no judge of two answers.
-    if tied and council.function is None and not (council.about_text or council.d.peer_review):
+    judges = [seat for seat in council.d.seats if council.setup_of(seat).function is None]
+    if tied and judges and not (council.about_text or council.d.peer_review):
         given = _with_twins(council, answers(candidate.proposal for candidate in tied))
         # One review of each, all at temperature 0: the model judges them alike, whoever asks.
-        authors = [min(answer.seats) for answer in given]
+        authors = [seat if seat in judges else judges[0] for seat in (min(answer.seats) for answer in given)]
         await hold_reviews(council, assign(given, authors, each=1), "verify", council.d.rounds + 1)
 
 

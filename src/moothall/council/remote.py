@@ -6,10 +6,11 @@ import json
 import re
 import shlex
 
-from moothall.council.assembly import Assembly, Sitting, grant_of
+from moothall.council.assembly import Assembly, Sitting
 from moothall.council.course import Draft, MalformedReplies, NoChanges, with_left_out
 from moothall.council.judging.runs import workspace_name
 from moothall.council.recording import REMOTE
+from moothall.council.seat_setup import grant_of
 from moothall.domain.chat import ChatRequest, Message
 from moothall.domain.task import Deliberation
 from moothall.errors import ConfigurationError, PatchRefused

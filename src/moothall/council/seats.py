@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from moothall import telemetry
 from moothall.aio import seconds_until
 from moothall.council.agent import AgentLoop
-from moothall.council.assembly import Assembly, Sitting, grant_of
+from moothall.council.assembly import Assembly, Sitting
 from moothall.council.checking import Workplace
 from moothall.council.coding import Coding, TurnContext
 from moothall.council.conversation import Conversation, Voice
@@ -32,6 +32,7 @@ from moothall.council.prompting import prompts, tool_prompt
 from moothall.council.prompting.reply import approaches_schema, read_approaches
 from moothall.council.prompting.variants import MalformedReplyError
 from moothall.council.remote import ask_remote
+from moothall.council.seat_setup import SeatSetup, grant_of
 from moothall.council.seat_tools import SeatTools
 from moothall.council.subagents import SubAgents
 from moothall.council.tool_chat import ToolChat
@@ -80,15 +81,17 @@ async def find_approaches(council: Assembly, count: int) -> None:
     The small local model does worse with any approach in its prompt (right at the first turn 19 times in 36 with one, 26 in
     30 without): under `auto` its seats differ by temperature and seed alone. Seats with native tools differ by how they begin.
     """
-    llm = council.parts.llm
-    wanted = llm.approaches == "on" or (llm.approaches == "auto" and llm.base_url is not None and not council.native)
-    if count < 2 or not wanted:  # noqa: PLR2004  # one seat needs no distinction
+    llm, setup = council.parts.llm, council.setup_of("-")
+    in_text = [one for one in (council.setup_of(sitting.seat) for sitting in council.sittings) if one.tools is None]
+    usual = llm.base_url is not None and not all(one.native for one in in_text)
+    wanted = llm.approaches == "on" or (llm.approaches == "auto" and usual)
+    if min(count, len(in_text)) < 2 or not wanted:  # noqa: PLR2004  # one seat needs no distinction
         return
     council.approaches = tuple(BUILT_IN_APPROACHES[number % len(BUILT_IN_APPROACHES)] for number in range(count))
     council.approach_source = "built-in"
     reply = await council.ask(
         "-/plan/0.1",
-        prompts.approaches_prompt(council.system, council.shared, count),
+        prompts.approaches_prompt(setup.system, setup.shared, count),
         approaches_schema(count),
         _APPROACH_TOKENS * count + 20,
         deadline=council.work_until,
@@ -112,56 +115,55 @@ async def propose(council: Assembly, sitting: Sitting) -> None:
 
 
 def _new_agent(council: Assembly, sitting: Sitting, approach: str, warmth: float) -> AgentLoop | ToolLoop:
-    d = council.d
-    if council.tools is not None:
-        return _new_tool_loop(council, council.tools, sitting, warmth)
-    voice = Voice(council.mode, warmth, d.seed, way=sitting.number)
+    d, setup = council.d, council.setup_of(sitting.seat)
+    if setup.tools is not None:
+        return _new_tool_loop(council, setup, setup.tools, sitting, warmth)
+    voice = Voice(setup.mode, warmth, d.seed, way=sitting.number)
     talk = Conversation(
         d.task_id,
         sitting.seat,
         prompts.seat_prompt(
-            council.system,
-            council.shared,
+            setup.system,
+            setup.shared,
             d.role,
             approach,
             about_text=council.about_text,
-            asked=council.mode if d.is_answer("") else None,
-            example=council.example,
+            asked=setup.mode if d.is_answer("") else None,
+            example=setup.example,
         ),
         voice,
         model=council.model,
-        llm=council.seats[sitting.seat].llm,
-        specs=council.specs,
-        python=council.python,
-        function=council.function,
+        llm=setup.llm,
+        specs=setup.specs,
+        python=setup.python,
+        function=setup.function,
         document=d.document,
     )
     return AgentLoop(
         talk,
-        council.parts.limits.model_copy(update={"attempts": council.attempts}),
+        council.parts.limits.model_copy(update={"attempts": council.attempts_of(sitting.seat)}),
         _coding_of(council, sitting.seat, voice),
         facts=council.facts,
         role=d.role,
         asked=d.is_answer(""),
-        example=council.example,
+        example=setup.example,
         resumes=d.fork.step if d.fork else "",
     )
 
 
-def _new_tool_loop(council: Assembly, tools: SeatTools, sitting: Sitting, warmth: float) -> ToolLoop:
+def _new_tool_loop(council: Assembly, setup: SeatSetup, tools: SeatTools, sitting: Sitting, warmth: float) -> ToolLoop:
     d, question = council.d, council.d.is_answer("")
     head = tool_prompt.seat_prompt(
-        council.system,
-        council.shared,
+        setup.system,
+        setup.shared,
         d.role,
         sitting.number,
         shell=tools.has_shell,
         question=question,
-        turns=council.max_turns,
+        turns=setup.max_turns,
     )
-    llm = council.seats[sitting.seat].llm
     chat = ToolChat(
-        d.task_id, sitting.seat, head, model=council.model, llm=llm, tools=tools.offered, temperature=warmth, seed=d.seed
+        d.task_id, sitting.seat, head, model=council.model, llm=setup.llm, tools=tools.offered, temperature=warmth, seed=d.seed
     )
     return ToolLoop(chat, tools, council.parts.limits, facts=council.facts, role=d.role, question=question)
 
@@ -271,8 +273,8 @@ async def _work(council: Assembly, sitting: Sitting, prepared: Prepared, round_:
     """Let the agent work in a workspace that holds `start`, if any. Where it goes in circles it starts anew, on the base and from
     the first message, as often as the settings allow; a revision does not. The best that its attempts came to is returned.
     """
-    agent = _agent(sitting)
-    attempts = 1 if start or isinstance(agent, ToolLoop) else council.attempts
+    agent, most = _agent(sitting), council.setup_of(sitting.seat).max_turns
+    attempts = 1 if start or isinstance(agent, ToolLoop) else council.attempts_of(sitting.seat)
     best: Draft | None = None
     refused: PatchRefused | None = None
     first, meter = 1, Meter()
@@ -281,7 +283,7 @@ async def _work(council: Assembly, sitting: Sitting, prepared: Prepared, round_:
             agent.begin(number)
         try:
             name = (*([f"r{round_}"] if round_ else ()), *([f"a{number}"] if number > 1 else ()))
-            turns = range(first, council.max_turns + 1)
+            turns = range(first, most + 1)
             attempt = await _attempt(council, sitting, prepared, name, meter, round_=round_, turns=turns, start=start)
         except (NoChanges, OutOfTurns, MalformedReplies, PatchRefused, BudgetExceeded, DeadlineExceeded):
             if best is None:
@@ -291,12 +293,12 @@ async def _work(council: Assembly, sitting: Sitting, prepared: Prepared, round_:
             best = attempt.draft
         refused = attempt.refused or refused
         first, sitting.circles = attempt.turn + 1, attempt.stuck
-        if not attempt.stuck or first > council.max_turns:
+        if not attempt.stuck or first > most:
             break
     if best is None:
         if sitting.circles == UNUSABLE and refused is None:
             raise malformed_replies(f"in each attempt it gave {UNUSABLE} again", agent.unusable, council.d.task_id)
-        raise refused or _error_of_nothing(sitting.circles, first - 1, council.max_turns)
+        raise refused or _error_of_nothing(sitting.circles, first - 1, most)
     return best
 
 

@@ -126,6 +126,8 @@ class Capabilities:
     api_fixed: bool = False
     reply: ReplyMode | None = None
     tools: bool | None = None
+    writes_calls: bool = False
+    """Whether calls came as text, because the server has no parser for how this model writes them."""
     window: int = 0
     window_source: str = ""
     limit_name: str = "max_tokens"
@@ -150,6 +152,8 @@ class Capabilities:
     refused: dict[str, str] = field(default_factory=dict)
     """Parameters that are not sent any more, with the refusal."""
     reasoning_fields: set[str] = field(default_factory=set)
+    only_reasons: bool = False
+    """Whether a whole reply came as reasoning: the server has a parser for another model's reasoning."""
     counts_usage: bool | None = None
 
     @property
@@ -199,14 +203,19 @@ class Capabilities:
         limit = f"{limit}, at most {self.most_tokens:,}" if self.most_tokens else limit
         reasoning = ", ".join(sorted(self.reasoning_fields))
         told = "" if self.sends_reasoning else ", not sent back"
+        if self.only_reasons:
+            told += ", which held a whole reply: the server's parser for reasoning does not fit the model"
         lacks = [
             *self.refused,
             *([] if self.strict_flag else ["strict"]),
             *(f"{name} in tools" for name in sorted(self.keywords)),
         ]
+        calls = "not tried" if self.tools is None else "yes" if self.tools else "no"
+        if self.tools and self.writes_calls:
+            calls += ", read from the text: the server has no parser that fits the model"
         return [
             f"API: /v1/{'responses' if self.api == 'responses' else 'chat/completions'}",
-            f"native tool calls: {'not tried' if self.tools is None else 'yes' if self.tools else 'no'}",
+            f"native tool calls: {calls}",
             f"JSON schema: {'not tried' if self.obeys is None and self.schema == 'any' else schema}",
             f"limit of a reply: {limit if self.limit_name else 'not taken'}",
             f"system role: {'yes' if self.system_role else 'joined with the first message'}",
@@ -226,9 +235,10 @@ class Capabilities:
             log.info("reasoning filled a reply; replies have more room from now on", tokens=self.reasoning_room, model=self.model)
         return self.reasoning_room > given
 
-    def notice(self, usage: Mapping[str, Any], reasoning: Mapping[str, Any]) -> None:
-        """Note what a reply shows of the server."""
+    def notice(self, usage: Mapping[str, Any], reasoning: Mapping[str, Any], *, whole: bool) -> None:
+        """Note what a reply shows of the server. `whole`: it ended, and holds reasoning at most."""
         self.counts_usage = bool(usage)
+        self.only_reasons = self.only_reasons or (whole and bool(reasoning))
         self.reasoning_fields.update(name for name in reasoning if name != "extras")
 
     def learn(self, error: Rejected, sent: Mapping[str, Any]) -> None:

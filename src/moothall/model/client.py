@@ -266,7 +266,7 @@ class OpenAIModel:
     async def _probe_tools(self, model: str) -> bool:
         """Return whether the model calls a tool. A server that takes tools, and whose model thinks too long to show it, is believed."""
         tool = FunctionTool("answer", "Answer the question.", _PROBE_SCHEMA)
-        message = Message("user", f"{_QUESTION} Answer by calling the tool `answer`. Write nothing else.")
+        message = Message("user", f"{_QUESTION} Call the tool `answer` with the answer.")
         reply = await self._ask_probe(model, message, tools=(tool,))
         return reply is not None and (bool(reply.calls) or (reply.finish_reason == "length" and not reply.text.strip()))
 
@@ -375,12 +375,13 @@ class OpenAIModel:
         if body.get("tools") and not assembly.calls.calls:
             written, text = split_calls(text, body["tools"])
             assembly.calls.read(written, whole=True)
+            self._known.writes_calls = self._known.writes_calls or bool(written)
         calls = assembly.calls.finish(call_id)
         if refusal and not text.strip() and not calls:
             text, finish_reason = refusal, "refusal"
         self._dialect.notice(assembly.usage)
         reasoning = assembly.reasoning_fields() | ({"think": thought} if thought.strip() else {})
-        self._known.notice(assembly.usage, reasoning)
+        self._known.notice(assembly.usage, reasoning, whole=finish_reason == "stop" and not text.strip() and not calls)
         prompt_chars = sum(len(str(message.get("content") or "")) for message in body["messages"])
         return ChatReply(
             text,

@@ -1,7 +1,8 @@
 """Read tool calls that a model wrote into its text because the server has no parser for its format, or the wrong one. No I/O.
 
 The formats: `<tool_call>{"name": …, "arguments": {…}}</tool_call>` (Hermes, Qwen), `<function=NAME><parameter=KEY>…` (Qwen3-Coder),
-`[TOOL_CALLS][{…}]` (Mistral), and one JSON object with a name and parameters (Llama). Only tools that were offered are called.
+`[TOOL_CALLS][{…}]` (Mistral), and JSON objects with a name and parameters: alone (Llama), one after the other, or in fenced blocks
+(Qwen2.5-Coder). Only tools that were offered are called.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ _HERMES = re.compile(r"<tool_call>\s*(?=\{)")
 _FUNCTION = re.compile(r"(?:<tool_call>\s*)?<function=([\w.-]+)>(.*?)(?:</function>(?:\s*</tool_call>)?|\Z)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([\w.-]+)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
 _MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(?=\[)")
+_OBJECT = re.compile(r"[\s;,]*(?=\{)")
+_FENCED = re.compile(r"^```(?:json|tool_call)?[ \t]*\n\s*(\{(?:(?!\n[ \t]*```).)*)\n[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_EMPTY_FENCE = re.compile(r"```\w*\s*```")
 _CLOSED = re.compile(r"\s*</tool_call>")
 _ARGUMENTS = ("arguments", "parameters", "args")
 
@@ -34,7 +38,7 @@ def split_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[list[dic
         rest.append(text[position:begin])
         position = max(position, end)
         calls.append({"function": {"name": name, "arguments": arguments}})
-    return calls, "".join([*rest, text[position:]]).strip() if calls else text
+    return calls, _EMPTY_FENCE.sub("", "".join([*rest, text[position:]])).strip() if calls else text
 
 
 def _hermes(text: str) -> Iterator[Found]:
@@ -59,11 +63,20 @@ def _mistral(text: str) -> Iterator[Found]:
 
 
 def _bare(text: str) -> Iterator[Found]:
-    if text.lstrip().startswith("{"):
-        begin = len(text) - len(text.lstrip())
-        value, end = _decode(text, begin)
-        if not text[end:].strip():
-            yield from _described(value, begin, end)
+    """Yield the calls of a text that consists of JSON objects alone, and those in fenced blocks of JSON."""
+    found: list[Found] = []
+    end = 0
+    while opened := _OBJECT.match(text, end):
+        value, end = _decode(text, opened.end())
+        if end == opened.end():
+            break
+        found += _described(value, opened.end(), end)
+    if not text[end:].strip():
+        yield from found
+    for fence in _FENCED.finditer(text):
+        value, end = _decode(fence[1], 0)
+        if not fence[1][end:].strip():
+            yield from _described(value, *fence.span())
 
 
 def _described(value: object, begin: int, end: int) -> Iterator[Found]:

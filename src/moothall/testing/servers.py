@@ -37,7 +37,7 @@ class Refusal:
 class ServerKind:
     """A kind of server. `refuse` is asked of each call. `listed` are further fields of its model in the list of models, `paths` what further paths answer.
     `reasoning`: the field of reasoning, `think` for tags in the text, '' for none. `obeys`: whether it obeys a JSON schema; `calls`: whether it calls tools,
-    `whole` in one piece with arguments as an object. `expect` is the reply mode that a probe finds, `window` the window that is found.
+    `whole` in one piece with arguments as an object. `swallows`: all text comes as reasoning. `expect` is the reply mode that a probe finds, `window` the window that is found.
     """
 
     name: str
@@ -52,6 +52,7 @@ class ServerKind:
     obeys: bool = True
     calls: str = "parts"
     reasoning: str = ""
+    swallows: bool = False
 
 
 def error(
@@ -238,13 +239,39 @@ def _mistral(_kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
 
 
 def _vllm(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
-    """A vLLM with a limited window; without a parser for tool calls where it does not call any."""
-    if body.get("tools") and not kind.calls:
+    """VLLM 0.32, as a real one answers; without a parser for tool calls where it does not call any. A limit that exceeds what the
+    prompt leaves of the window is lowered silently.
+    """
+    used, wanted = _tokens(body), int(body.get("max_tokens") or 0)
+    if wanted > kind.window:
         return error(
-            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
+            f"max_tokens={wanted} cannot be greater than max_model_len={kind.window}. Please request fewer output tokens. "
+            f"(parameter=max_tokens, value={wanted})",
             kind="BadRequestError",
+            param="max_tokens",
             code=400,
         )
+    if used > kind.window:  # it stops counting there
+        return error(
+            f"This model's maximum context length is {kind.window} tokens. However, your prompt contains at least "
+            f"{kind.window + 1} input tokens, which exceeds this limit even without any output tokens. Please reduce the length "
+            f"of the input prompt. (parameter=input_tokens, value={kind.window + 1})",
+            kind="BadRequestError",
+            param="input_tokens",
+            code=400,
+        )
+    return _vllm_tools(kind, body)
+
+
+def _vllm_tools(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
+    if not body.get("tools") or kind.calls:
+        return None
+    flags = "--enable-auto-tool-choice and --tool-call-parser to be set"
+    return error(f'"auto" tool choice requires {flags}', kind="BadRequestError", code=400)
+
+
+def _older_vllm(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
+    """Earlier versions of vLLM refuse a limit that exceeds what the prompt leaves of the window."""
     used, wanted = _tokens(body), int(body.get("max_tokens") or 0)
     if used + wanted > kind.window:
         return error(
@@ -254,7 +281,7 @@ def _vllm(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
             param="max_tokens",
             code=400,
         )
-    return None
+    return _vllm_tools(kind, body)
 
 
 def _llamacpp(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
@@ -318,6 +345,20 @@ def _tokens(body: Mapping[str, Any]) -> int:
     return len(json.dumps(body.get("messages") or body.get("input"))) // _CHARS_PER_TOKEN
 
 
+UNFITTING = ServerKind(
+    "vllm with another model's parser for reasoning",
+    "blocks",
+    8192,
+    owner="vllm",
+    listed={"max_model_len": 8192},
+    refuse=_vllm,
+    obeys=False,
+    calls="",
+    reasoning="reasoning",
+    swallows=True,
+)
+"""A server that is set up wrongly; no council can be held with it."""
+
 SERVERS: Mapping[str, ServerKind] = {
     kind.name: kind
     for kind in (
@@ -344,6 +385,17 @@ SERVERS: Mapping[str, ServerKind] = {
             calls="",
             reasoning="think",
         ),
+        ServerKind(
+            "vllm with a parser for reasoning alone",
+            "blocks",
+            8192,
+            owner="vllm",
+            listed={"max_model_len": 8192},
+            refuse=_vllm,
+            obeys=False,
+            calls="",
+        ),
+        ServerKind("older vllm", "tools", 32_768, owner="vllm", listed={"max_model_len": 32_768}, refuse=_older_vllm),
         ServerKind("sglang", "tools", 65_536, owner="sglang", listed={"max_model_len": 65_536}, reasoning="reasoning_content"),
         ServerKind(
             "llama.cpp",
@@ -460,6 +512,8 @@ class KindServer:
         """Yield a reply as this kind streams it."""
         message, field_name = self._message(reply), self.kind.reasoning
         thought = (reply.reasoning or _THOUGHT) if field_name not in {"", "signature", "items"} else ""
+        if self.kind.swallows:
+            thought, message = str(message["content"] or ""), {"content": None}
         limit = int(body.get("max_tokens") or body.get("max_completion_tokens") or 1_000_000)
         cut = len(thought) // _CHARS_PER_TOKEN >= limit
         parts: list[Any] = list(_thought_deltas(field_name, thought[: limit * _CHARS_PER_TOKEN]))

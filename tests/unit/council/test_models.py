@@ -55,10 +55,10 @@ def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
 
 @asynccontextmanager
 async def two_models(
-    folder: Path, first: Answer, second: Answer, **other: Any
+    folder: Path, first: Answer, second: Answer, *, server: dict[str, Any] | None = None, **other: Any
 ) -> AsyncIterator[tuple[CouncilHouse, ScriptedModel]]:
-    """A council's surroundings with a default model and one more, `large`, of which `other` says more."""
-    async with open_council(folder, first) as house, scripted_model(second, models=("deep",)) as deep:
+    """A council's surroundings with a default model and one more, `large`, of which `other` says more; `server` is for the scripted server of that one."""
+    async with open_council(folder, first) as house, scripted_model(second, models=("deep",), **(server or {})) as deep:
         default = house.parts.llm.model_copy(update={"model": "scripted"})
         models = Models.of(default, {"large": LlmSettings(base_url=deep.base_url, model="deep", **other)})
         async with open_models(models, house.server.base_url) as opened:
@@ -94,6 +94,20 @@ async def test_each_seat_asks_its_own_model_and_a_replay_asks_none(tmp_path: Pat
         asked = len(house.server.requests) + len(deep.requests)
         await house.run(d, Recording.of(events))
         assert len(house.server.requests) + len(deep.requests) == asked == len(calls)
+
+
+async def test_each_seat_replies_as_its_own_model_can(tmp_path: Path) -> None:
+    def write(_body: Any, headers: Any) -> str:
+        return review(6) if phase_of(headers) in {"verify", "critique"} else "<finish>deep words</finish>"
+
+    async with two_models(tmp_path, answer("small words"), write, server={"schemas": False, "owner": "x"}) as (house, deep):
+        events = await house.run(about_text(house, seat_models={TWO: "large"}))
+    assert outcomes(events) == dict.fromkeys((ONE, TWO, THREE), "proposed")
+    (started,) = of(events, EventType.DELIBERATION_STARTED)
+    assert started["reply_mode"] == "mixed"
+    assert {one["profile"]: one["reply"] for one in started["models"]} == {"": "json", "large": "blocks"}
+    assert all("response_format" in call.body for call in house.server.requests)
+    assert not any("response_format" in call.body for call in deep.requests)
 
 
 async def test_where_one_of_two_models_is_down_the_others_seats_decide(tmp_path: Path) -> None:

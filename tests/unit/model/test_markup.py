@@ -44,6 +44,32 @@ TOOLS = [
             "",
         ),
         ('{"name": "bash", "parameters": {"command": "ls"}}', [("bash", {"command": "ls"})], ""),
+        (
+            '{"name": "bash", "arguments": {"command": "a"}}\n{"name": "view", "arguments": {"path": "b"}}',
+            [("bash", {"command": "a"}), ("view", {"path": "b"})],
+            "",
+        ),
+        (
+            'I look.\n```json\n{\n  "name": "bash",\n  "arguments": {\n    "command": "ls"\n  }\n}\n```\n```\n{"name": "view", "arguments": {"path": "b"}}\n```',
+            [("bash", {"command": "ls"}), ("view", {"path": "b"})],
+            "I look.",
+        ),
+        (
+            '```json\n<tool_call>\n  {"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>\n```',
+            [("bash", {"command": "ls"})],
+            "",
+        ),
+        ('```json\n{"name": "rm", "arguments": {}}\n```', [], '```json\n{"name": "rm", "arguments": {}}\n```'),
+        (
+            '```json\n{"name": "bash", "arguments": {"command": "ls"}',
+            [],
+            '```json\n{"name": "bash", "arguments": {"command": "ls"}',
+        ),
+        (
+            '{"name": "bash", "arguments": {"command": "ls"}} is what I would call',
+            [],
+            '{"name": "bash", "arguments": {"command": "ls"}} is what I would call',
+        ),
         ('<tool_call>{"name": "rm", "arguments": {}}</tool_call>', [], '<tool_call>{"name": "rm", "arguments": {}}</tool_call>'),
         ('{"thought": "x", "actions": []}', [], '{"thought": "x", "actions": []}'),
         ("<tool_call>{broken", [], "<tool_call>{broken"),

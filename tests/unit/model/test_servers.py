@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import pytest_asyncio
 
 from moothall.config import LlmSettings
-from moothall.domain.chat import FunctionTool, Message, ReplySchema
-from moothall.errors import ContextOverflow
+from moothall.domain.chat import FunctionTool, Message, ReplyMode, ReplySchema
 from moothall.model.client import OpenAIModel, open_model
 from moothall.testing.chat_contract import ask
 from moothall.testing.model import NativeReply
-from moothall.testing.servers import SERVERS, KindServer, ServerKind, served
+from moothall.testing.server_contract import Expected, ServerContract, follow
+from moothall.testing.servers import SERVERS, UNFITTING, KindServer, ServerKind, served
 
 BASH = FunctionTool(
     "bash",
@@ -140,28 +141,47 @@ async def test_a_schema_is_sent_as_far_as_it_is_taken(kind: ServerKind) -> None:
         assert json.loads(reply.reasoning or "{}") == {}, "without tools chat completions serve"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_usage_is_counted(kind: ServerKind) -> None:
-    async with asked(kind) as (model, _):
-        usage = (await model.chat(ask(max_tokens=1500))).usage
-    assert usage.calls == 1
-    assert 0 < usage.cached_tokens <= usage.prompt_tokens
-    assert usage.completion_tokens > 0
+_FIELDS = {"details": "reasoning_details", "signature": "", "items": ""}
+"""Reasoning that comes under another name, or with tool calls alone."""
+_REFUSE_LONG = {
+    "vllm",
+    "vllm without a tool parser",
+    "vllm with a parser for reasoning alone",
+    "older vllm",
+    "llama.cpp",
+    "llama.cpp without --jinja",
+    "openrouter",
+    "bare",
+}
 
 
-@pytest.mark.parametrize("name", ["vllm", "vllm without a tool parser", "llama.cpp", "openrouter", "bare"])
-async def test_a_conversation_that_is_too_long_is_told_apart(name: str) -> None:
-    kind = SERVERS[name]
-    async with asked(kind) as (model, _):
-        await model.describe()
-        long = (Message("user", "x " * 4 * kind.window),)
-        with pytest.raises(ContextOverflow, match="CONTEXT_TOKENS") as raised:
-            await model.chat(ask(messages=long, max_tokens=500))
-    assert raised.value.window in {0, kind.window}
+class TestStubs(ServerContract):
+    """On each stub."""
+
+    @pytest.fixture(params=KINDS)
+    def kind(self, request: pytest.FixtureRequest) -> ServerKind:
+        kind: ServerKind = request.param
+        return kind
+
+    @pytest_asyncio.fixture
+    async def model(self, kind: ServerKind) -> AsyncIterator[OpenAIModel]:
+        settings = LlmSettings(retries=1, retry_seconds=0.01)
+        async with served(kind, follow) as server, open_model(settings, server.base_url) as model:
+            yield model
+
+    @pytest.fixture
+    def expected(self, kind: ServerKind) -> Expected:
+        return Expected(
+            reply=cast("ReplyMode", kind.expect),
+            window=kind.window,
+            obeys=kind.obeys,
+            reasoning=_FIELDS.get(kind.reasoning, kind.reasoning),
+            overflows=kind.name in _REFUSE_LONG,
+        )
 
 
 async def test_a_reply_is_shortened_to_the_room_that_vllm_names() -> None:
-    kind = SERVERS["vllm"]
+    kind = SERVERS["older vllm"]
     async with asked(kind) as (model, server):
         nearly = (Message("user", "x" * 4 * (kind.window - 4000)),)
         assert (await model.chat(ask(messages=nearly, max_tokens=8000))).text == "Hello."
@@ -170,12 +190,37 @@ async def test_a_reply_is_shortened_to_the_room_that_vllm_names() -> None:
     assert [body["max_tokens"] < 8000 for _, body in server.requests] == [True, False]
 
 
-async def test_a_limit_that_is_too_high_is_learnt() -> None:
-    async with asked(SERVERS["anthropic"]) as (model, server):
+async def test_parsers_that_do_not_fit_the_model_are_told() -> None:
+    async with asked(UNFITTING) as (model, _):
+        lines = await model.examine()
+    assert "reasoning: in reasoning, which held a whole reply: the server's parser for reasoning does not fit the model" in lines
+
+    def write(_body: Any, _headers: Any) -> str:
+        return '```json\n{"name": "bash", "arguments": {"command": "ls"}}\n```'
+
+    async with served(SERVERS["vllm"], write) as server, open_model(LlmSettings(), server.base_url) as model:
+        before = await model.examine()
+        reply = await model.chat(ask(tools=(BASH,), max_tokens=2000))
+        lines = model.capabilities.lines()
+    assert "native tool calls: yes" in before
+    assert [call.name for call in reply.calls] == ["bash"]
+    assert "native tool calls: yes, read from the text: the server has no parser that fits the model" in lines
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_cached_tokens_are_counted(kind: ServerKind) -> None:
+    async with asked(kind) as (model, _):
+        usage = (await model.chat(ask(max_tokens=1500))).usage
+    assert 0 < usage.cached_tokens <= usage.prompt_tokens
+
+
+@pytest.mark.parametrize(("name", "most"), [("anthropic", 64_000), ("vllm", 32_768)])
+async def test_a_limit_that_is_too_high_is_learnt(name: str, most: int) -> None:
+    async with asked(SERVERS[name]) as (model, server):
         await model.chat(ask(max_tokens=100_000))
         await model.chat(ask(max_tokens=100_000))
-        assert (await model.describe()).most_tokens == 64_000
-    assert [body["max_tokens"] for _, body in server.requests] == [64_000, 64_000]
+        assert (await model.describe()).most_tokens == most
+    assert [body["max_tokens"] for _, body in server.requests] == [most, most]
 
 
 async def test_reasoning_that_fills_a_reply_gets_more_room_from_then_on() -> None:

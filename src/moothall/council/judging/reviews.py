@@ -113,7 +113,7 @@ async def hold_reviews(council: Assembly, pairs: Sequence[tuple[str, Answer]], p
 
 async def _one_review(council: Assembly, reviewer: str, answer: Answer, step: str) -> list[Review]:
     wanted = prompts.criteria(council.d.constraints)
-    llm = council.parts.llm
+    setup = council.setup_of(reviewer)
     facts = next(
         (
             facts_text(item, council.prepared.runs)
@@ -122,15 +122,15 @@ async def _one_review(council: Assembly, reviewer: str, answer: Answer, step: st
         ),
         "",
     )
-    room = int(llm.context_tokens * CHARS_PER_TOKEN / 5)
+    room = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
     shown = readable_diff(answer.text) if council.prepared else answer.text
     messages = prompts.review_prompt(
-        council.judge_system or council.system,
-        council.shared,
+        setup.judge_system,
+        setup.shared,
         clip(shown, room),
         evidence=clip(facts, room // 3),
         wanted=wanted,
-        mode=council.mode,
+        mode=setup.mode,
         role=council.d.reviewer,
     )
     for attempt in range(1, _TRIES + 1):
@@ -138,7 +138,7 @@ async def _one_review(council: Assembly, reviewer: str, answer: Answer, step: st
             f"{step}.{attempt}",
             messages,
             review_schema(len(wanted)),
-            min(_TOKENS, llm.max_tokens),
+            min(_TOKENS, setup.llm.max_tokens),
             temperature=0.0 if "/verify/" in step else council.warmth(reviewer),
             seed=seed_of(council.d.seed, step, attempt),
             scored=True,
@@ -168,19 +168,19 @@ async def write_inputs(council: Assembly) -> tuple[str, ...]:
     """Return code that calls what the answers make differently; () where nothing is undecided, too little of the budget is left
     (`limits.inputs_tokens`) or the model says nothing of use. A council whose model is asked for one function alone is lost in this.
     """
-    wanted, left = council.parts.limits.inputs_tokens, council.ledger.remaining.tokens
-    if council.bench is None or council.function is not None or not wanted or (left and left < wanted):
+    wanted, left, setup = council.parts.limits.inputs_tokens, council.ledger.remaining.tokens, council.setup_of("-")
+    if council.bench is None or setup.function is not None or not wanted or (left and left < wanted):
         return ()
     proposals, names = await council.bench.find_undecided(council.judged)
     if not names:
         return ()
-    room = int(council.parts.llm.context_tokens * CHARS_PER_TOKEN / 5)
+    room = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
     shown = [clip(readable_diff(item.diff), room // min(len(proposals), _SHOWN)) for item in proposals[:_SHOWN]]
     reply = await council.ask(
         f"-/verify/{council.d.rounds + 1}.0",
-        prompts.inputs_prompt(council.judge_system or council.system, council.shared, shown, names, _INPUTS),
+        prompts.inputs_prompt(setup.judge_system, setup.shared, shown, names, _INPUTS),
         inputs_schema(_INPUTS),
-        min(_TOKENS, council.parts.llm.max_tokens),
+        min(_TOKENS, setup.llm.max_tokens),
     )
     try:
         return read_inputs(reply, _INPUTS) if reply is not None else ()

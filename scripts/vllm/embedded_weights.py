@@ -1,0 +1,10 @@
+"""Print where the weights of the embedded model lie; fetch them if they are not here. Run in Moothall's own environment."""
+
+import asyncio
+
+from moothall.model.weights import fetch_weights
+from moothall.settings import load_settings
+
+if __name__ == "__main__":
+    settings = load_settings()
+    print(asyncio.run(fetch_weights(settings.llm, settings.data_dir, lambda _done, _all: None)))
