@@ -54,8 +54,8 @@ class Course:
 
     def words(self, summary: str) -> str:
         """Return a draft's summary, with a note about written files that it leaves out."""
-        now = self.state.patch.ignored if self.state.patch else {}
-        return with_left_out(summary, [path for path in self.ignored if path in now])
+        patch = self.state.patch
+        return with_left_out(summary, [path for path in self.ignored if patch and patch.rule_for(path)])
 
     def at(self, turn: int) -> TurnReply:
         """Return where a turn of it is."""
@@ -114,7 +114,7 @@ def written_and_ignored(results: Sequence[ToolResult], before: Patch | None, pat
     if any(result.tool.startswith("code.") for result in results):
         known = before.ignored if before else {}
         paths |= {path for path in patch.ignored if path not in known and language_of(path)}
-    return {path: rule for path, rule in patch.ignored.items() if path in paths}
+    return {path: rule for path in sorted(paths) if (rule := patch.rule_for(path))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from moothall.domain.evidence import CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
 from moothall.domain.repository import Prepared
+from moothall.domain.text import as_sentence
 from moothall.domain.tool import Action, ToolResult, ToolUsage
 from moothall.errors import (
     BudgetExceeded,
@@ -231,7 +232,7 @@ class ToolLoop:
         )
         state = round_.state
         if state.refused is not None:
-            return f"Your change cannot be accepted: {state.refused.message} Change that, then submit again."
+            return f"Your change cannot be accepted: {as_sentence(state.refused.message)} Change that, then submit again."
         if not state.changed:
             round_.over = self._question or round_.submitted == ""
             round_.submitted = ""
@@ -320,8 +321,8 @@ class ToolLoop:
         raise ended from cause
 
     def _draft(self, round_: _Round, state: Standing) -> Draft:
-        now = state.patch.ignored if state.patch else {}
-        content = with_left_out(round_.summary, [path for path in round_.left_out if path in now])
+        patch = state.patch
+        content = with_left_out(round_.summary, [path for path in round_.left_out if patch and patch.rule_for(path)])
         return Draft(content, state.patch, state.green, state.worth)
 
 
