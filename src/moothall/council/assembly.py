@@ -346,7 +346,7 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
     python, function = False, None
     example: tuple[Action, ...] = ()
     if tools is not None and prepared is not None:
-        system = tool_prompt.system_text(shell=tools.has_shell)
+        system = tool_prompt.system_text(shell=tools.has_shell, alone=len(d.seats) == 1)
         shared = tool_prompt.shared_text(d, await _survey(d, prepared, parts), prepared)
     else:
         python = parts.run_code is not None and bool(specs) and parts.llm.context_tokens >= parts.python.offer_from_tokens
