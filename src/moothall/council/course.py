@@ -18,6 +18,7 @@ from moothall.inside.syntax import language_of
 NOTHING_CHANGED = "the seat says that it is done and has changed nothing"
 NO_SUMMARY = "(no summary)"
 _NAMES_CHARS = 500
+_WRITING = frozenset({"files.write", "files.append", "files.edit", "files.define", "files.store"})
 
 
 @dataclass(slots=True)
@@ -110,7 +111,13 @@ def written_and_ignored(results: Sequence[ToolResult], before: Patch | None, pat
     """
     if patch is None or not patch.ignored:
         return {}
-    paths = {str(result.output.get("path")) for result in results if result.tool.startswith("files.")}
+    paths: set[str] = set()
+    for result in results:
+        path = str(result.output.get("path"))
+        if result.tool in _WRITING:
+            paths.add(path)
+        elif result.tool == "files.delete":
+            paths.discard(path)
     if any(result.tool.startswith("code.") for result in results):
         known = before.ignored if before else {}
         paths |= {path for path in patch.ignored if path not in known and language_of(path)}
