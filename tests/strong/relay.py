@@ -118,7 +118,7 @@ def main(folder: str, port: str = "8123") -> None:
     application = web.Application(client_max_size=64_000_000)
     application.router.add_get("/v1/models", relay.list_models)
     application.router.add_post("/v1/chat/completions", relay.chat)
-    web.run_app(application, host="127.0.0.1", port=int(port), print=None)
+    web.run_app(application, host="127.0.0.1", port=int(port), print=None, shutdown_timeout=1)
 
 
 if __name__ == "__main__":
