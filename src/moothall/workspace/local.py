@@ -262,13 +262,16 @@ class LocalWorkspace:
             async with self._pool.start(place, beside=self._box) as box:
                 yield box, await self._build(box, steps, seconds, order)
             return
-        before = await self.changes()
+        before = await self.collect()
         try:
             yield self._box, await self._build(self._box, steps, seconds, order)
         finally:
             with suppress(PatchRefused, WorkspaceFailed):  # the next use reports them
-                if await self.changes() != before:
-                    await self.restore(before)
+                after = await self.collect()
+                if after.changes != before.changes:
+                    await self.restore(before.changes)
+                products = [path for path in after.ignored if path not in before.ignored and not path.endswith("/")]
+                await self.write([Change(path, patch_rules.FILE, None) for path in products])
 
     async def _builds(self) -> tuple[BuildStep, ...]:
         """Return the steps whose sources differ from the base, and those that list no sources."""
