@@ -90,24 +90,50 @@ async def test_a_patch_is_the_same_wherever_it_was_written(tmp_path: Path, opene
             assert await workspace.changes() == []
 
 
+OUTPUT = """
+import os, pathlib
+pathlib.Path("src/new.py").write_text("x = 1\\n")
+pathlib.Path("target/debug").mkdir(parents=True)
+with open("target/debug/lib.rlib", "wb") as file:
+    file.truncate(25_000_000)
+os.mkfifo("target/debug/pipe")
+for number in range(1500):
+    pathlib.Path(f"target/{number}.o").touch()
+"""
+
+
+@pytest.mark.parametrize("opened", [local, in_pods], ids=["here", "pod"])
+async def test_ignored_build_output_is_left_out_unread_wherever_it_was_written(tmp_path: Path, opened: Any) -> None:
+    tmp_path.chmod(0o755)
+    async with opened(tmp_path, {**FILES, ".gitignore": "target/\n"}) as house:
+        prepared = await house.prepared({"run": python(OUTPUT)})
+        async with house.workspaces.open(prepared, "one") as workspace:
+            assert (await workspace.check("run")).exit_code == 0
+            patch = await workspace.patch("build and change")
+    assert patch.paths == ("src/new.py",)
+    assert patch.rule_for("target/debug/lib.rlib") == "line 1 of .gitignore, target/"
+    assert not patch.rule_for("src/new.py")
+
+
 async def test_products_of_a_build_are_no_part_of_a_patch_even_after_a_check_that_was_cancelled(house: Local) -> None:
     checks = {"tests": ("cat", "product"), "slow": ("sleep", "600.25")}
-    builds = (BuildStep(("cp", "source.txt", "product"), sources=("*.txt",)),)
+    builds = tuple(BuildStep(("cp", "source.txt", name), sources=("*.txt",)) for name in ("product", "product.o"))
     prepared = await house.prepared(checks)
     base = replace(prepared.base, profile=replace(prepared.base.profile, builds=builds))
     prepared = replace(prepared, base=base)
     async with house.workspaces.open(prepared, "one") as workspace:
-        written = Change("source.txt", "100644", b"built\n")
-        await workspace.write([written])
+        rules, written = Change(".gitignore", "100644", b"*.o\n"), Change("source.txt", "100644", b"built\n")
+        await workspace.write([rules, written])
         assert (await workspace.check("tests")).output == "built\n"
-        assert await workspace.changes() == [written]
+        assert await workspace.changes() == [rules, written]
+        assert not (await workspace.patch("built")).ignored
         checking = asyncio.create_task(workspace.check("slow"))
         async with asyncio.timeout(60):
             while not any("600.25" in (each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])):
                 await asyncio.sleep(0.05)
         checking.cancel()
         await asyncio.wait([checking])
-        assert await workspace.changes() == [written]
+        assert await workspace.changes() == [rules, written]
 
 
 async def test_what_no_patch_can_hold_is_refused_with_words(house: Local) -> None:

@@ -36,7 +36,7 @@ class Relay:
         return web.json_response({"object": "list", "data": [{"id": "player", "object": "model", "max_model_len": 200_000}]})
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        """Wait for the player's reply, and stream it."""
+        """Wait for the player's reply; stream it where the request asks for a stream."""
         body = await request.json()
         call_id = request.headers.get("X-Request-Id", "")
         if "/probe/" in call_id:
@@ -81,6 +81,11 @@ class Relay:
             "completion_tokens": answer_tokens,
             "total_tokens": prompt_tokens + answer_tokens,
         }
+        if not body.get("stream"):
+            message = {"role": "assistant", "content": text or None, **({"tool_calls": made} if made else {})}
+            choice = {"index": 0, "message": message, "finish_reason": finish}
+            answer = {"id": "relay", "object": "chat.completion", "created": int(time.time()), "model": "player"}
+            return web.json_response({**answer, "choices": [choice], "usage": usage})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         delta = {"role": "assistant", "content": text or None, **({"tool_calls": made} if made else {})}
@@ -113,7 +118,7 @@ def main(folder: str, port: str = "8123") -> None:
     application = web.Application(client_max_size=64_000_000)
     application.router.add_get("/v1/models", relay.list_models)
     application.router.add_post("/v1/chat/completions", relay.chat)
-    web.run_app(application, host="127.0.0.1", port=int(port), print=None)
+    web.run_app(application, host="127.0.0.1", port=int(port), print=None, shutdown_timeout=1)
 
 
 if __name__ == "__main__":

@@ -163,13 +163,14 @@ class Narrator:
         """Show an event."""
         self._board.take(recorded)
         if self._live is not None:
-            if _is_base(recorded) or recorded.event.type is EventType.DELIBERATION_STARTED:
+            if _is_base(recorded) or _is_refusal(recorded) or recorded.event.type is EventType.DELIBERATION_STARTED:
                 self._print(recorded)
             return
         self._wait()
         if self._thoughts and (thought := thought_of(recorded)) is not None:
             self._line(thought)
-        if self._verbose or recorded.event.type in _IMPORTANT or recorded.event.type is EventType.AGENT_PROGRESS:
+        important = recorded.event.type in _IMPORTANT or recorded.event.type is EventType.AGENT_PROGRESS
+        if self._verbose or important or _is_refusal(recorded):
             self._print(recorded)
 
     def _print(self, recorded: Recorded) -> None:
@@ -198,6 +199,11 @@ class Narrator:
         if (awaited := self._board.awaited) and awaited != self._awaited:
             self._awaited = awaited
             self.say(awaited)
+
+
+def _is_refusal(recorded: Recorded) -> bool:
+    """Whether this tells that a submit was refused."""
+    return recorded.event.type is EventType.SEAT_TURN and bool(recorded.event.data.get("refused"))
 
 
 def _is_base(recorded: Recorded) -> bool:

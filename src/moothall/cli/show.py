@@ -108,6 +108,8 @@ def _turn(data: Mapping[str, Any]) -> tuple[str, str]:
     tools = ", ".join(f"{item['tool']} {item['status']}" for item in data["operations"]) or "no tool"
     checks = ", ".join(f"{name} {verdict}" for name, verdict in (data.get("checks") or {}).items())
     said = f"turn {data['turn']}: {tools}" + (f" · checks: {checks}" if checks else "")
+    if refused := data.get("refused"):
+        return f"turn {data['turn']}: submit refused: {refused}", "yellow"
     if stuck := data.get("stuck"):
         attempt, attempts = data.get("attempt", 1), data.get("attempts", 1)
         return f"{said} · " + (

@@ -30,7 +30,7 @@ from moothall.ranking.screening.joined import joined_secrets
 Clean = Callable[[str], str]
 _NOT_TAKEN_OVER = (
     "the change writes what looks like a key or password into a file; take it out again: read it from the environment, or in a "
-    "test make it of parts"
+    "test make it of parts."
 )
 _MOST_IDS = 200  # on a command line; more are run by their files
 _TEST_AFFIX = re.compile(r"^test[_-]|[_.-](?:test|tests|spec)$")
@@ -176,7 +176,7 @@ async def commit_changes(context: SeatContext, message: str, clean: Clean) -> Pa
     """
     patch = await context.workspace.patch(message)
     if held := first_covered(context.grant.protected, patch.paths):
-        raise PatchRefused(f"{held!r} may not be changed by this role; put it back as it was")
+        raise PatchRefused(f"{held!r} may not be changed by this role; put it back as it was.")
     tests = (path for path in patch.paths if looks_like_test(path))
     if brings_secret(patch.diff, clean) or joined_secrets(patch.diff, {}, tests, clean).certain:
         raise PatchRefused(_NOT_TAKEN_OVER)

@@ -18,6 +18,7 @@ from moothall.inside.syntax import language_of
 NOTHING_CHANGED = "the seat says that it is done and has changed nothing"
 NO_SUMMARY = "(no summary)"
 _NAMES_CHARS = 500
+_WRITING = frozenset({"files.write", "files.append", "files.edit", "files.define", "files.store"})
 
 
 @dataclass(slots=True)
@@ -54,8 +55,8 @@ class Course:
 
     def words(self, summary: str) -> str:
         """Return a draft's summary, with a note about written files that it leaves out."""
-        now = self.state.patch.ignored if self.state.patch else {}
-        return with_left_out(summary, [path for path in self.ignored if path in now])
+        patch = self.state.patch
+        return with_left_out(summary, [path for path in self.ignored if patch and patch.rule_for(path)])
 
     def at(self, turn: int) -> TurnReply:
         """Return where a turn of it is."""
@@ -110,11 +111,17 @@ def written_and_ignored(results: Sequence[ToolResult], before: Patch | None, pat
     """
     if patch is None or not patch.ignored:
         return {}
-    paths = {str(result.output.get("path")) for result in results if result.tool.startswith("files.")}
+    paths: set[str] = set()
+    for result in results:
+        path = str(result.output.get("path"))
+        if result.tool in _WRITING:
+            paths.add(path)
+        elif result.tool == "files.delete":
+            paths.discard(path)
     if any(result.tool.startswith("code.") for result in results):
         known = before.ignored if before else {}
         paths |= {path for path in patch.ignored if path not in known and language_of(path)}
-    return {path: rule for path, rule in patch.ignored.items() if path in paths}
+    return {path: rule for path in sorted(paths) if (rule := patch.rule_for(path))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,8 @@ async def set_up(d: Deliberation, prepared: Prepared | None, parts: Parts, named
     if tools is not None and prepared is not None:
         overview = await tool_prompt.survey_repository(prepared, d.description, *_readers(prepared, parts))
         shared = tool_prompt.shared_text(d, overview, prepared)
-        return SeatSetup(llm, native, mode, turns, tool_prompt.system_text(shell=tools.has_shell), shared, specs, tools)
+        system = tool_prompt.system_text(shell=tools.has_shell, alone=len(d.seats) == 1)
+        return SeatSetup(llm, native, mode, turns, system, shared, specs, tools)
     python = parts.run_code is not None and bool(specs) and llm.context_tokens >= parts.python.offer_from_tokens
     setup = SeatSetup(llm, native, mode, turns, "", "", specs, python=python)
     return await _show(d, prepared, parts, setup)

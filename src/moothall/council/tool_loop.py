@@ -39,6 +39,7 @@ from moothall.domain.evidence import CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
 from moothall.domain.repository import Prepared
+from moothall.domain.text import as_sentence
 from moothall.domain.tool import Action, ToolResult, ToolUsage
 from moothall.errors import (
     BudgetExceeded,
@@ -79,7 +80,8 @@ _EMPTY = f"Your reply was empty. Call a tool to go on, or {SUBMIT} if the task i
 @dataclass(slots=True)
 class _Round:
     """One round of a seat in one workspace. `submitted`: the change at the last submit that had something against it. `left_out`:
-    files that it wrote and that .gitignore keeps out of the answer. `seen`: the calls since the last change. `over`: it ends now.
+    files that it wrote and that .gitignore keeps out of the answer. `seen`: the calls since the last change. `over`: it ends now. `refused`: why this
+    turn's submit was not accepted.
     """
 
     where: str
@@ -95,6 +97,7 @@ class _Round:
     silent: int = 0
     idle: int = 0
     over: bool = False
+    refused: str = ""
 
     def step(self, turn: int) -> str:
         """Return what a turn is called: <phase>/<round>.<turn>."""
@@ -167,6 +170,7 @@ class ToolLoop:
     async def _take_turn(self, round_: _Round, turn: int, until: datetime) -> None:
         """Ask the model once, and answer all that it calls."""
         step = round_.step(turn)
+        round_.refused = ""
         async with self._hold(round_.where, turn):
             reply = await self.talk.ask(step, until)
             ran = _Calls(round_, step)
@@ -231,7 +235,8 @@ class ToolLoop:
         )
         state = round_.state
         if state.refused is not None:
-            return f"Your change cannot be accepted: {state.refused.message} Change that, then submit again."
+            round_.refused = as_sentence(state.refused.message)
+            return f"Your change cannot be accepted: {round_.refused} Change that, then submit again."
         if not state.changed:
             round_.over = self._question or round_.submitted == ""
             round_.submitted = ""
@@ -298,6 +303,7 @@ class ToolLoop:
             attempt=1,
             attempts=1,
             stuck="",
+            **({"refused": round_.refused} if round_.refused else {}),
         )
 
     async def _end(self, round_: _Round, turn: int, ended: MoothallError, cause: BaseException | None) -> Attempt:
@@ -320,8 +326,8 @@ class ToolLoop:
         raise ended from cause
 
     def _draft(self, round_: _Round, state: Standing) -> Draft:
-        now = state.patch.ignored if state.patch else {}
-        content = with_left_out(round_.summary, [path for path in round_.left_out if path in now])
+        patch = state.patch
+        content = with_left_out(round_.summary, [path for path in round_.left_out if patch and patch.rule_for(path)])
         return Draft(content, state.patch, state.green, state.worth)
 
 

@@ -134,7 +134,8 @@ class Patch:
 
     `tests` are those changed paths that are test files; an empty `diff` means nothing changed.
     `message` joins the messages of commits made in the workspace, oldest first. `ignored` are new
-    files that are left out because of .gitignore: path → rule.
+    files that are left out because of .gitignore: path → rule. A path that ends with a slash is a
+    folder whose files are not listed.
     """
 
     base_sha: str
@@ -144,6 +145,12 @@ class Patch:
     tests: tuple[str, ...] = ()
     message: str = ""
     ignored: Mapping[str, str] = field(default_factory=dict)
+
+    def rule_for(self, path: str) -> str:
+        """Return the rule that leaves a path out, '' if none does."""
+        names = path.split("/")
+        folders = ("".join(f"{name}/" for name in names[:end]) for end in range(1, len(names)))
+        return self.ignored.get(path) or next((self.ignored[folder] for folder in folders if folder in self.ignored), "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,28 +1,34 @@
 """What changed in a workspace: read from the upper folder of its overlay, by the trusted side.
 
 The folder is hostile data. Nothing of it is followed or run: names by directory descriptor, symlinks
-as text, no file opened that is not a regular one.
+as text, no file opened that is not a regular one. Names are listed first; git says which new ones
+.gitignore files ignore; only the rest is read.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from moothall.errors import PatchRefused
 from moothall.repositories import patch_rules
-from moothall.repositories.objects import Change
+from moothall.repositories.objects import LIST_BYTES, Change
 
-# Never part of a change, so never read: a build may leave gigabytes of them.
-_LEFT_OUT = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "node_modules", ".venv"})
 _GIT = ".git"  # what a git inside keeps for itself; no commit can hold a path with such a name
+_GITIGNORE = ".gitignore"
 _OPAQUE = "user.overlay.opaque"
 _MAX_DEPTH = 100
 _DEEPEST = 2 * _MAX_DEPTH  # what a build may need meanwhile
 _BLOCK = 512
+_AHEAD = 1_000
+"""Names that are listed in new folders before git was asked whether it ignores these folders."""
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,47 +41,256 @@ class ChangeCaps:
 
 
 @dataclass(frozen=True, slots=True)
+class NewPaths:
+    """Paths that the base does not have: the question which of them are ignored. `lists` are the .gitignore files that differ from the base's, None
+    for one that is gone.
+    """
+
+    folders: Sequence[str]
+    files: Sequence[str]
+    lists: Mapping[str, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written: the change, and what .gitignore files keep out of it: path → rule. The path of a folder that was not looked into ends with a slash."""
+
+    changes: Sequence[Change]
+    ignored: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class _Found:
     path: str
     status: os.stat_result
-    folder: int  # descriptor of the folder that it lies in, valid until the walk goes on
-    opaque: bool = False
+    folder: int  # descriptor of the folder that it lies in, valid until the next one is found
 
 
-def _walk(root: int, base_folders: frozenset[str], caps: ChangeCaps) -> Iterator[_Found]:
-    """Yield everything beneath `root`, a folder before what is in it; leftovers that the base has not are left out.
+AskIgnored = Callable[[NewPaths], Awaitable[Mapping[str, str]]]
+"""Returns which of these paths are ignored: path → rule."""
 
-    Closes `root`. One descriptor a level is open, however many folders lie side by side.
+Stamp = tuple[int, ...]
+"""What of a file's status differs once somebody wrote to it; only the kernel sets the last of it."""
+
+
+class Survey:
+    """A look at what was written: `upper` of an overlay over the checkout `base`, or, with the stamps of all files `before`, a whole tree.
+
+    Call `look` and `leave_out` until there is no question left, then `read`. They block; what they refuse raises `PatchRefused`.
     """
-    open_levels = [_Level("", root)]
-    seen = 0
-    try:
-        while open_levels:
-            level = open_levels[-1]
-            if not level.names:
-                os.close(open_levels.pop().folder)
+
+    def __init__(
+        self,
+        upper: Path,
+        base_files: Sequence[str],
+        caps: ChangeCaps,
+        *,
+        base: Path | None = None,
+        before: Mapping[str, Stamp] | None = None,
+    ) -> None:
+        self._root = upper
+        self._base = base
+        self._files = frozenset(base_files)
+        self._folders = _folders(base_files)
+        self._caps = caps
+        self._before = before
+        self._ignored: dict[str, str] = {}
+        self._known: deque[str] = deque([""])  # folders that are no question any more, still to be listed
+        self._unsure: deque[str] = deque()  # new folders that git was not asked about, still to be listed
+        self._new: dict[str, bool] = {}  # new paths that git was not asked about: whether it is a folder
+        self._written: set[str] = set()  # all but folders
+        self._seen: set[str] = set()  # files of the base that are there, in a whole tree
+        self._hiding: set[str] = set()  # what hides files of the base at or below it, in an overlay
+        self._lists: dict[str, bytes | None] = {}
+        self._deep: list[str] = []  # folders that are too deep to be listed
+        self._set_up = _folders(before or ())  # folders that were there before, of the base or not
+
+    def look(self) -> NewPaths | None:
+        """List names; return the new ones that git must be asked about, None if there are none."""
+        while self._known:
+            self._list(self._known.popleft())
+        ahead: int | None = _AHEAD
+        while self._unsure and ahead is not None:
+            ahead = self._list(self._unsure[0], ahead)
+            if ahead is not None:
+                self._unsure.popleft()
+        files = [path for path, is_folder in self._new.items() if not is_folder]
+        if not (files or self._unsure or self._deep):
+            self._check()
+            return None
+        gone = {path: None for path in self._files if path.rpartition("/")[2] == _GITIGNORE and self._is_gone(path)}
+        return NewPaths([path for path, is_folder in self._new.items() if is_folder], files, {**gone, **self._lists})
+
+    def leave_out(self, rules: Mapping[str, str]) -> None:
+        """Take the answer to a question: the ignored paths, with the rule of each."""
+        ignored: dict[str, str] = {}
+        for path, is_folder in self._new.items():  # a folder comes before what is in it
+            if rule := rules.get(path) or ignored.get(path.rpartition("/")[0]):
+                ignored[path] = rule
+                self._written.discard(path)
+                if not is_folder:
+                    self._ignored[path] = rule
+        self._ignored |= {f"{folder}/": ignored[folder] for folder in self._unsure if folder in ignored}
+        self._known.extend(folder for folder in self._unsure if folder not in ignored)
+        self._deep = [folder for folder in self._deep if folder not in ignored]
+        self._unsure.clear()
+        self._new.clear()
+        self._check()
+
+    def read(self) -> Written:
+        """Return what was written and is not ignored, and which files of the base are gone.
+
+        In a whole tree some of it may be the `same` as it was.
+        """
+        self._check_sizes()
+        changes: list[Change] = []
+        touched: set[str] = set()
+        sizes: dict[str, int] = {}
+        total = 0
+        for found in self._each():
+            if self._before is None and _marks_deletion(found.status):
                 continue
-            name = level.names.pop()
-            below = f"{level.path}/{name}" if level.path else name
-            if name == _GIT:
+            change = self._change(found)
+            if self._base is not None and same(self._base, change):
+                touched.add(found.path)
                 continue
-            seen += 1
-            if seen > caps.entries:
-                raise PatchRefused(f"more than {caps.entries} files were written; delete what is not part of the change")
-            status = os.stat(name, dir_fd=level.folder, follow_symlinks=False)
-            if not stat.S_ISDIR(status.st_mode):
-                yield _Found(below, status, level.folder)
-                continue
-            if below.count("/") >= _MAX_DEPTH:
-                raise PatchRefused(f"folders deeper than {_MAX_DEPTH} below {below[:200]!r}")
-            if name in _LEFT_OUT and below not in base_folders:
-                continue
-            inner = _open_folder(name, level.folder)
-            yield _Found(below, status, level.folder, opaque=_is_opaque(inner))
-            open_levels.append(_Level(below, inner))
-    finally:
-        for level in open_levels:
-            os.close(level.folder)
+            changes.append(change)
+            sizes[found.path] = size = len(change.content or b"")
+            total += size
+            if size > self._caps.file_bytes or total > self._caps.total_bytes:
+                self._refuse({**sizes, found.path: found.status.st_size})
+        made = touched | sizes.keys()
+        gone = [Change(path, patch_rules.FILE, None) for path in self._files if path not in made and self._is_gone(path)]
+        return Written(sorted([*gone, *changes], key=lambda change: change.path), self._ignored)
+
+    def _list(self, folder: str, most: int | None = None) -> int | None:
+        """Note what lies in a folder, with what `most` leaves of new names; None, and nothing is noted, where there are more."""
+        try:
+            descriptor = _open_below(self._root, folder)
+        except OSError as error:
+            if error.errno in _GONE:
+                return most
+            raise
+        try:
+            return self._note(folder, descriptor, most)
+        finally:
+            os.close(descriptor)
+
+    def _note(self, folder: str, descriptor: int, most: int | None) -> int | None:
+        inner: dict[str, bool] = {}
+        written: dict[str, bool] = {}
+        count = 0
+        with os.scandir(descriptor) as entries:
+            for entry in entries:
+                path = f"{folder}/{entry.name}" if folder else entry.name
+                is_folder = entry.is_dir(follow_symlinks=False)
+                in_base = path in (self._folders if is_folder else self._files)
+                if entry.name == _GIT or (not in_base and patch_rules.is_left_out(entry.name)):
+                    continue
+                if is_folder:
+                    inner[path] = in_base
+                elif self._is_written(path, entry):
+                    written[path] = in_base or self._is_deletion(entry)
+                else:
+                    continue
+                count += not (inner if is_folder else written)[path] and path not in self._set_up
+                if most is not None and count > most:
+                    return None
+        self._new |= {path: True for path, known in inner.items() if not known}
+        self._new |= {path: False for path, known in written.items() if not known}
+        self._written.update(written)
+        self._lists |= {path: _read_list(descriptor) for path in written if path.rpartition("/")[2] == _GITIGNORE}
+        if self._before is None:
+            self._hiding.update(written, [folder] if _is_opaque(descriptor) else [])
+            self._hiding.update(path for path in inner if path in self._files)
+        for path, known in inner.items():
+            if path.count("/") >= _MAX_DEPTH:
+                self._deep.append(path)
+            else:
+                (self._known if known else self._unsure).append(path)
+        return None if most is None else most - count
+
+    def _is_written(self, path: str, entry: os.DirEntry[str]) -> bool:
+        if self._before is None:
+            return True
+        if path in self._files:
+            self._seen.add(path)
+        try:
+            return self._before.get(path) != stamp(_status(entry))
+        except FileNotFoundError:
+            return False  # gone meanwhile
+
+    def _is_deletion(self, entry: os.DirEntry[str]) -> bool:
+        usual = entry.is_file(follow_symlinks=False) or entry.is_symlink()
+        return not usual and self._before is None and _marks_deletion(_status(entry))
+
+    def _is_gone(self, path: str) -> bool:
+        """Whether a file of the base is not there any more, if nothing of its name was written."""
+        if self._before is not None:
+            return path in self._before and path not in self._seen
+        return any(above in self._hiding for above in _ancestors(path))
+
+    def _each(self) -> Iterator[_Found]:
+        """Yield what was written, with the descriptor of its folder."""
+        folder, descriptor = None, -1
+        try:
+            for path in sorted(self._written, key=lambda path: path.rpartition("/")):
+                above, _, name = path.rpartition("/")
+                try:
+                    if above != folder:
+                        if descriptor >= 0:
+                            os.close(descriptor)
+                        folder, descriptor = above, -1
+                        descriptor = _open_below(self._root, above)
+                    if descriptor >= 0:
+                        yield _Found(path, os.stat(name, dir_fd=descriptor, follow_symlinks=False), descriptor)
+                except OSError as error:
+                    if error.errno not in _GONE:
+                        raise
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def _change(self, found: _Found) -> Change:
+        """Read what lies there now."""
+        kind = found.status.st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISLNK(kind)):
+            raise PatchRefused(
+                f"{found.path[:200]!r} is a socket, pipe or device; a patch holds files and symlinks. Delete it, or name it in .gitignore."
+            )
+        if stat.S_ISLNK(kind):
+            content = os.fsencode(os.readlink(found.path.rpartition("/")[2], dir_fd=found.folder))
+            return Change(found.path, patch_rules.SYMLINK, content)
+        most, size = self._caps.file_bytes, found.status.st_size
+        if self._base is not None and found.path in self._files and size > most and _size(self._base / found.path) == size:
+            most = size  # a large file of the base that was only touched
+        return Change(found.path, _mode(found.status), _read(found, most))
+
+    def _check(self) -> None:
+        """Refuse what is more than may be listed."""
+        if self._deep:
+            raise PatchRefused(f"folders are deeper than {_MAX_DEPTH} below {self._deep[0][:200]!r}. {patch_rules.ADVICE}")
+        if len(self._written) > self._caps.entries:
+            holders = patch_rules.most_of(dict.fromkeys(self._written, 1), self._folders)
+            shown = ", ".join(f"{path} ({count} files)" for path, count in holders)
+            raise PatchRefused(f"more than {self._caps.entries} files were written: {shown}. {patch_rules.ADVICE}")
+
+    def _check_sizes(self) -> None:
+        """Refuse new files that are too large, before any is read."""
+        new = [found for found in self._each() if found.path not in self._files and stat.S_ISREG(found.status.st_mode)]
+        sizes = {found.path: found.status.st_size for found in new}
+        if sum(sizes.values()) > self._caps.total_bytes or max(sizes.values(), default=0) > self._caps.file_bytes:
+            self._refuse(sizes)
+
+    def _refuse(self, sizes: Mapping[str, int]) -> NoReturn:
+        caps = self._caps
+        if sum(sizes.values()) > caps.total_bytes:
+            limit = f"the changed files hold more than {caps.total_bytes} bytes (4 times workspace.max_file_bytes); most is in"
+        else:
+            limit = f"a file may hold {caps.file_bytes} bytes (workspace.max_file_bytes); larger is"
+            sizes = {path: size for path, size in sizes.items() if size > caps.file_bytes}
+        largest = ", ".join(f"{path} ({size} bytes)" for path, size in patch_rules.most_of(sizes, self._folders))
+        raise PatchRefused(f"{limit} {largest}. {patch_rules.ADVICE}")
 
 
 class _Level:
@@ -139,7 +354,35 @@ def measure(upper: Path, bytes_limit: int, entries_limit: int) -> tuple[int, int
     return size, entries
 
 
-def _read(found: _Found, caps: ChangeCaps) -> bytes:
+def _open_below(root: Path, path: str) -> int:
+    """Return a descriptor of a folder beneath `root`; no symlink is followed."""
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for name in path.split("/") if path else ():
+        try:
+            inner = _open_folder(name, descriptor)
+        finally:
+            os.close(descriptor)
+        descriptor = inner
+    return descriptor
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat(follow_symlinks=False).st_size
+    except OSError:
+        return -1
+
+
+def _marks_deletion(status: os.stat_result) -> bool:
+    """Whether it is what overlayfs leaves in the place of what was deleted."""
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result:
+    return entry.stat(follow_symlinks=False)
+
+
+def _read(found: _Found, most: int) -> bytes:
     name = found.path.rpartition("/")[2]
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -149,8 +392,17 @@ def _read(found: _Found, caps: ChangeCaps) -> bytes:
         descriptor = os.open(name, flags, dir_fd=found.folder)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise PatchRefused(f"{found.path!r} is not a regular file")
-        return file.read(caps.file_bytes + 1)
+            raise PatchRefused(f"{found.path[:200]!r} is not a regular file.")
+        return file.read(most + 1)
+
+
+def _read_list(folder: int) -> bytes | None:
+    """Return a folder's .gitignore as far as git reads it here, None where it is no regular file."""
+    try:
+        status = os.stat(_GITIGNORE, dir_fd=folder, follow_symlinks=False)
+        return _read(_Found(_GITIGNORE, status, folder), LIST_BYTES) if stat.S_ISREG(status.st_mode) else None
+    except (OSError, PatchRefused):
+        return None
 
 
 def same(base: Path, change: Change) -> bool:
@@ -177,39 +429,6 @@ def _mode(status: os.stat_result) -> str:
     return patch_rules.EXECUTABLE if status.st_mode & 0o100 else patch_rules.FILE
 
 
-def collect(upper: Path, base: Path, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
-    """Return what differs from the checkout `base`. Raises `PatchRefused` for what no patch can hold."""
-    there: dict[str, Change] = {}
-    untouched: set[str] = set()
-    hiding: set[str] = set()
-    total = 0
-    for found in _walk(os.open(upper, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), _folders(base_files), caps):
-        kind = found.status.st_mode
-        if stat.S_ISDIR(kind):
-            if found.opaque:
-                hiding.add(found.path)
-            continue
-        hiding.add(found.path)  # where the base has a folder of this name, it is gone
-        if stat.S_ISCHR(kind) and found.status.st_rdev == 0:
-            continue  # overlayfs's mark of a deletion
-        change = _change(found, caps)
-        if same(base, change):
-            untouched.add(found.path)
-            continue
-        there[found.path] = change
-        total = _add_size(total, change, caps)
-    gone = [
-        Change(path, patch_rules.FILE, None)
-        for path in base_files
-        if path not in there and path not in untouched and any(above in hiding for above in _ancestors(path))
-    ]
-    return sorted([*gone, *there.values()], key=lambda change: change.path)
-
-
-Stamp = tuple[int, ...]
-"""What of a file's status differs once somebody wrote to it; only the kernel sets the last of it."""
-
-
 def stamp(status: os.stat_result) -> Stamp:
     """Return the stamp of a file."""
     return status.st_ino, status.st_size, status.st_mode, status.st_mtime_ns, status.st_ctime_ns
@@ -227,45 +446,7 @@ def stamps(tree: Path) -> dict[str, Stamp]:
     return found
 
 
-def collect_tree(tree: Path, before: Mapping[str, Stamp], base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
-    """Return what was written in a whole tree since `before`, and which files of the base are gone. Some of it may be `same` as it was.
-
-    Raises `PatchRefused` for what no patch can hold.
-    """
-    written: list[Change] = []
-    there: set[str] = set()
-    total = 0
-    caps = replace(caps, entries=caps.entries + len(before))
-    for found in _walk(os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), _folders(base_files), caps):
-        if stat.S_ISDIR(found.status.st_mode):
-            continue
-        there.add(found.path)
-        if before.get(found.path) != stamp(found.status):
-            written.append(_change(found, caps))
-            total = _add_size(total, written[-1], caps)
-    gone = [Change(path, patch_rules.FILE, None) for path in base_files if path in before and path not in there]
-    return sorted([*gone, *written], key=lambda change: change.path)
-
-
-def _change(found: _Found, caps: ChangeCaps) -> Change:
-    """Read what lies there now."""
-    kind = found.status.st_mode
-    if not (stat.S_ISREG(kind) or stat.S_ISLNK(kind)):
-        raise PatchRefused(f"{found.path!r} is a socket, pipe or device; a patch holds files and symlinks")
-    if stat.S_ISLNK(kind):
-        content = os.fsencode(os.readlink(found.path.rpartition("/")[2], dir_fd=found.folder))
-        return Change(found.path, patch_rules.SYMLINK, content)
-    return Change(found.path, _mode(found.status), _read(found, caps))
-
-
-def _add_size(total: int, change: Change, caps: ChangeCaps) -> int:
-    total += len(change.content or b"")
-    if total > caps.total_bytes:
-        raise PatchRefused(f"changed files hold more than {caps.total_bytes} bytes; delete what is not part of the change")
-    return total
-
-
-def _folders(base_files: Sequence[str]) -> frozenset[str]:
+def _folders(base_files: Iterable[str]) -> frozenset[str]:
     return frozenset(above for path in base_files for above in _ancestors(path.rpartition("/")[0]))
 
 

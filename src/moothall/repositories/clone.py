@@ -21,10 +21,12 @@ from moothall.config import WorkspaceSettings as Settings
 from moothall.domain.repository import Patch
 from moothall.errors import MergeConflict, NotFound, PatchRefused, RepositoryError, WorkspaceFailed
 from moothall.repositories import patch_rules
+from moothall.repositories.changes import NewPaths
 from moothall.repositories.conversion import Conversion, asks_for_conversion
 from moothall.repositories.diffs import diff_between
 from moothall.repositories.gitcmd import TRIES, FetchTooLarge, GitAnswer, GitRunner, OutputCaps, over_limit
 from moothall.repositories.objects import (
+    LIST_BYTES,
     Change,
     Commit,
     TreeEntry,
@@ -50,12 +52,6 @@ _CONFLICT_CHARS, _CONFLICT_BYTES = 4_000, 1_000_000
 _NO_CAPS = OutputCaps()
 _TREES_KEPT = 16  # a few commits are in use at a time
 _PARTIAL = re.compile(r"promisor|lazy fetching disabled")
-_LIST_BYTES = 1_000_000  # of a .gitignore or .gitattributes
-LEFT_OUT = (
-    *("__pycache__", "*.py[co]", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".coverage"),
-    *("node_modules", ".venv", "*.egg-info"),
-)
-"""What tools and set-ups leave in a work tree: never part of a patch unless the base has it."""
 _WHO = {
     f"GIT_{who}_{what}": value
     for who in ("AUTHOR", "COMMITTER")
@@ -246,7 +242,7 @@ class TrustedClone:
             if change.path.rpartition("/")[2] == name and not patch_rules.why_path(change.path):
                 found.pop(change.path, None)
                 if change.content is not None and change.mode != patch_rules.SYMLINK:
-                    found[change.path] = change.content[:_LIST_BYTES]
+                    found[change.path] = change.content[:LIST_BYTES]
         return found
 
     async def _lists_of(self, sha: str, name: str) -> Mapping[str, bytes]:
@@ -256,7 +252,7 @@ class TrustedClone:
                 for entry in await self.entries(sha)
                 if entry.path.rpartition("/")[2] == name and entry.mode != patch_rules.SYMLINK and not entry.oddity
             ]
-            texts = await asyncio.to_thread(read_blobs, self._git, self.path, [entry.oid for entry in lists], _LIST_BYTES)
+            texts = await asyncio.to_thread(read_blobs, self._git, self.path, [entry.oid for entry in lists], LIST_BYTES)
             while len(self._read_lists) >= 2 * _TREES_KEPT:
                 self._read_lists.pop(next(iter(self._read_lists)))
             self._read_lists[sha, name] = {entry.path: text for entry, text in zip(lists, texts, strict=True)}
@@ -325,14 +321,34 @@ class TrustedClone:
             found += [f"\n{name}:\n{part}" for part in parts]
         return "".join(found)[:_CONFLICT_CHARS]
 
-    async def commit_changes(self, base_sha: str, changes: Sequence[Change], message: str, *, parent: str = "") -> Patch:
+    async def ignored(self, base_sha: str, new: NewPaths) -> dict[str, str]:
+        """Return which new paths of a work tree of `base_sha` its .gitignore files ignore: path → rule."""
+        lists = dict(await self._lists_of(base_sha, ".gitignore"))
+        for path, text in new.lists.items():
+            lists.pop(path, None)
+            if text is not None and not patch_rules.why_path(path):
+                lists[path] = text[:LIST_BYTES]
+        return await ignored_paths(self._git, self.path, lists, [*new.folders, *new.files], new.folders)
+
+    async def commit_changes(
+        self,
+        base_sha: str,
+        changes: Sequence[Change],
+        message: str,
+        *,
+        parent: str = "",
+        ignored: Mapping[str, str] | None = None,
+    ) -> Patch:
         """Commit `changes`, relative to the tree of `base_sha`, on top of `parent` (default: the base).
 
         The same input gives the same sha. Build leftovers and ignored files stay out unless the
-        base has them. Nothing left → the base itself with an empty diff. Raises `PatchRefused`.
+        base has them. `ignored`: those that are left out already, with their rules; without, git is
+        asked. Nothing left → the base itself with an empty diff. Raises `PatchRefused`.
         """
         old = {entry.path: entry for entry in await self.entries(base_sha)}
-        kept, ignored = await self._not_ignored(base_sha, old, changes)
+        kept = [change for change in changes if change.path in old or not patch_rules.matches(patch_rules.LEFT_OUT, change.path)]
+        if ignored is None:
+            kept, ignored = await self._not_ignored(base_sha, old, kept)
         patch_rules.check_outside(await self.submodules(base_sha), [change.path for change in kept])
         patch_rules.check_changes([raw_change(change, old) for change in kept], self._limits)
         there = [change for change in kept if change.content is not None]
@@ -354,7 +370,7 @@ class TrustedClone:
         raw = diff.encode(errors="surrogateescape")
         cap = self._settings.max_patch_bytes
         if len(raw) > cap:
-            raise PatchRefused(f"the patch has {len(raw)} bytes; at most {cap} are allowed")
+            raise PatchRefused(f"the patch has {len(raw)} bytes; at most {cap} (workspace.max_patch_bytes) are allowed.")
         patch_rules.check_binaries(raw, self._settings.max_file_bytes)
         for _ in range(TRIES - 1):
             with suppress(WorkspaceFailed):  # git was killed, and the index may or may not have the patch: a fresh one
@@ -416,21 +432,23 @@ class TrustedClone:
         try:
             new = {entry.path: entry for entry in await self.entries(commit_sha)}
         except RepositoryError as error:
-            raise PatchRefused(f"the patch makes a tree that can't be used: {error.message}") from error
+            raise PatchRefused(f"the patch makes a tree that can't be used: {error.message}.") from error
         old = {entry.path: entry for entry in await self.entries(base_sha)}
         if await self.submodules(commit_sha) != await self.submodules(base_sha):
-            raise PatchRefused("the patch may not change which commits the submodules are at")
+            raise PatchRefused("the patch may not change which commits the submodules are at.")
         paths = [path for path in sorted({*old, *new}) if content_of(old.get(path)) != content_of(new.get(path))]
         patch_rules.check_changes([raw_entry(path, old.get(path), new.get(path)) for path in paths], self._limits)
         patch_rules.check_links(*({path: entry.target for path, entry in tree.items() if entry.target} for tree in (old, new)))
         if collisions := colliding_links(new.values()) - colliding_links(old.values()):
             raise PatchRefused(
-                f"the patch may not create the symlink {min(collisions)[:200]!r}: a folder has the same name except for case"
+                f"the patch may not create the symlink {min(collisions)[:200]!r}: a folder has the same name except for case."
             )
         text = await self.diff(base_sha, commit_sha)
         size = len(text.encode())
         if size > self._settings.max_patch_bytes:
-            raise PatchRefused(f"the patch has {size} bytes; at most {self._settings.max_patch_bytes} are allowed")
+            raise PatchRefused(
+                f"the patch has {size} bytes; at most {self._settings.max_patch_bytes} (workspace.max_patch_bytes) are allowed."
+            )
         await self._run("update-ref", f"refs/moothall/patches/{commit_sha}", commit_sha)
         return Patch(base_sha, commit_sha, text, tuple(paths), tuple(path for path in paths if patch_rules.is_test(path)))
 
@@ -438,14 +456,13 @@ class TrustedClone:
         self, base_sha: str, old: Mapping[str, TreeEntry], changes: Sequence[Change]
     ) -> tuple[list[Change], dict[str, str]]:
         """Return the changes without ignored new files, and the ignored ones: path → rule."""
-        wanted = [change for change in changes if change.path in old or not patch_rules.matches(LEFT_OUT, change.path)]
         patch_rules.check_changes(
-            [patch_rules.RawChange(change.path) for change in wanted], patch_rules.ChangeLimits(files=len(wanted))
+            [patch_rules.RawChange(change.path) for change in changes], patch_rules.ChangeLimits(files=len(changes))
         )
-        fresh = [change.path for change in wanted if change.path not in old and change.content is not None]
-        lists = await self._lists(base_sha, ".gitignore", wanted)
+        fresh = [change.path for change in changes if change.path not in old and change.content is not None]
+        lists = await self._lists(base_sha, ".gitignore", changes)
         ignored = await ignored_paths(self._git, self.path, lists, fresh)
-        return [change for change in wanted if change.path not in ignored], ignored
+        return [change for change in changes if change.path not in ignored], ignored
 
     @asynccontextmanager
     async def _index(self, sha: str) -> AsyncIterator[Mapping[str, str]]:
@@ -462,7 +479,7 @@ class TrustedClone:
     async def _refusable(self, *args: str, stdin: bytes, env: Mapping[str, str], caps: OutputCaps = _NO_CAPS) -> None:
         answer = await self._git.call(*args, cwd=self.path, stdin=stdin, env=env, caps=caps)
         if answer.status:
-            raise PatchRefused(f"the patch does not apply: {answer.reason}")
+            raise PatchRefused(f"the patch does not apply: {answer.reason}.")
 
 
 def _check_sha(sha: str) -> str:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -22,6 +23,7 @@ _CHUNK = 1 << 20
 _LINK_BYTES = _PATH_BYTES = 4096
 _NAME_BYTES = 255
 _RULE_CHARS = 100
+LIST_BYTES = 1_000_000  # of a .gitignore or .gitattributes
 _CONVERTED_BYTES = 100_000_000  # as git reads no larger file at once
 NO_CONVERSIONS: Mapping[str, Conversion] = {}
 _FILE_MODE = re.compile(r"100[0-7]{3}")
@@ -153,24 +155,32 @@ def write_files(
         raise
 
 
-async def ignored_paths(git: GitRunner, repository: Path, lists: Mapping[str, bytes], paths: Sequence[str]) -> dict[str, str]:
+async def ignored_paths(
+    git: GitRunner, repository: Path, lists: Mapping[str, bytes], paths: Sequence[str], folders: Sequence[str] = ()
+) -> dict[str, str]:
     """Return those of `paths` that .gitignore files ignore: path → the rule, such as `line 3 of
-    .gitignore, build/`.
+    .gitignore, build/`. `folders` are those of them that are folders.
     """
-    if not paths or not lists:
+    plain = [f"./{path}" for path in paths if len(path) < _PATH_BYTES // 4]  # a leading ':' would be pathspec magic
+    if not plain or not lists:
         return {}
     command = ("check-ignore", "--no-index", "--verbose", "-z", "--stdin")
-    plain = [f"./{path}" for path in paths]  # a leading ':' would be pathspec magic
-    answer = await _ask_in_tree_of(git, repository, lists, command, plain, env={"GIT_LITERAL_PATHSPECS": "0"})
+    env = {"GIT_LITERAL_PATHSPECS": "0"}
+    answer = await _ask_in_tree_of(git, repository, lists, command, plain, env=env, folders=folders)
     if answer.status > 1:  # 1: none is ignored
         raise RepositoryError(f"the ignore rules cannot be read: {answer.reason}")
-    words = answer.out.decode(errors="replace").split("\0")
+    words = answer.out.split(b"\0")
     rules = zip(words[::4], words[1::4], words[2::4], words[3::4], strict=False)
     return {
-        path.removeprefix("./"): f"line {line} of {source.removeprefix('./')}, {rule[:_RULE_CHARS]}"
+        os.fsdecode(path.removeprefix(b"./")): _rule(source, line, rule)
         for source, line, rule, path in rules
-        if not rule.startswith("!")  # it overrides a rule that ignores
+        if not rule.startswith(b"!")  # it overrides a rule that ignores
     }
+
+
+def _rule(source: bytes, line: bytes, rule: bytes) -> str:
+    file, number, pattern = (part.decode(errors="replace") for part in (source, line, rule))
+    return f"line {number} of {file.removeprefix('./')}, {pattern[:_RULE_CHARS]}"
 
 
 async def find_conversions(
@@ -194,11 +204,12 @@ async def _ask_in_tree_of(
     paths: Sequence[str],
     *,
     env: Mapping[str, str],
+    folders: Sequence[str] = (),
 ) -> GitAnswer:
-    """Run a git command on paths in a work tree that holds only these files."""
+    """Run a git command on paths in a work tree that holds only these files, and these folders."""
     with scratch() as folder:
         tree = folder / "tree"
-        await asyncio.to_thread(_write_lists, tree, lists)
+        await asyncio.to_thread(_write_lists, tree, lists, folders)
         return await git.call(
             *(f"--git-dir={repository}", f"--work-tree={tree}", *command),
             cwd=tree,
@@ -207,10 +218,13 @@ async def _ask_in_tree_of(
         )
 
 
-def _write_lists(tree: Path, lists: Mapping[str, bytes]) -> None:
+def _write_lists(tree: Path, lists: Mapping[str, bytes], folders: Sequence[str]) -> None:
     for path, text in lists.items():
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         (tree / path).write_bytes(text)
+    for path in folders:
+        with suppress(OSError, ValueError):  # a name that no file system here can hold matches as a file does
+            (tree / path).mkdir(parents=True, exist_ok=True)
 
 
 def _fits(entry: TreeEntry, dest: Path) -> bool:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 
 from moothall.errors import PatchRefused
@@ -60,6 +61,16 @@ TEST_PATTERNS: tuple[str, ...] = (
 """Files of tests, and what they compare with, by the conventions of Python, Node, Go and Rust."""
 
 
+LEFT_OUT = (
+    *("__pycache__", "*.py[co]", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".coverage"),
+    *("node_modules", ".venv", "*.egg-info"),
+)
+"""What tools and set-ups leave in a work tree: never part of a patch unless the base has it."""
+_LEFT_OUT = re.compile("|".join(map(translate, LEFT_OUT)))
+ADVICE = "Delete what a build or a test left behind, or name it in .gitignore."
+_MOST, _SHOWN_CHARS = 3, 200
+
+
 @dataclass(frozen=True, slots=True)
 class RawChange:
     """One changed path: git modes before and after (000000 if absent), a link's targets after and
@@ -83,18 +94,42 @@ class ChangeLimits:
     total_bytes: int = 20_000_000
 
 
+def is_left_out(name: str) -> bool:
+    """Whether one of the `LEFT_OUT` patterns matches the name of a file or folder."""
+    return _LEFT_OUT.match(name) is not None
+
+
+def most_of(amounts: Mapping[str, int], base_folders: AbstractSet[str]) -> list[tuple[str, int]]:
+    """Return which new folders, or files in a folder of the base, have most of these amounts, with the sum of each."""
+    sums: Counter[str] = Counter()
+    for path, amount in amounts.items():
+        parts = path.split("/")
+        folders = ("/".join(parts[:end]) for end in range(1, len(parts)))
+        new = next((folder for folder in folders if folder not in base_folders), None)
+        sums[path[:_SHOWN_CHARS] if new is None else f"{new[:_SHOWN_CHARS]}/"] += amount
+    return sums.most_common(_MOST)
+
+
 def check_changes(changes: Sequence[RawChange], limits: ChangeLimits = ChangeLimits()) -> None:
     """Raise `PatchRefused`, naming path and reason, unless every change may enter a repository."""
     if len(changes) > limits.files:
-        raise PatchRefused(f"the patch changes {len(changes)} files; at most {limits.files} are allowed")
+        folders = {change.path.rpartition("/")[0] for change in changes if change.old_mode != ABSENT}
+        above = {"/".join(parts[:end]) for folder in folders for parts in [folder.split("/")] for end in range(1, len(parts) + 1)}
+        shown = ", ".join(f"{path} ({count} files)" for path, count in most_of({change.path: 1 for change in changes}, above))
+        raise PatchRefused(
+            f"the patch changes {len(changes)} files; at most {limits.files} (workspace.max_patch_files) are allowed. "
+            f"Most are in {shown}. {ADVICE}"
+        )
     total = 0
     for change in changes:
         reason = why_path(change.path) or _why_change(change, limits)
         if reason:
-            raise PatchRefused(f"the patch may not change {change.path[:200]!r}: {reason}")
+            raise PatchRefused(f"the patch may not change {change.path[:200]!r}: {reason}.")
         total += change.size
     if total > limits.total_bytes:
-        raise PatchRefused(f"the patch brings {total} bytes; at most {limits.total_bytes} are allowed")
+        raise PatchRefused(
+            f"the patch brings {total} bytes; at most {limits.total_bytes} (4 times workspace.max_file_bytes) are allowed."
+        )
 
 
 def check_outside(submodules: Iterable[str], paths: Sequence[str]) -> None:
@@ -104,7 +139,7 @@ def check_outside(submodules: Iterable[str], paths: Sequence[str]) -> None:
         if module is not None:
             raise PatchRefused(
                 f"the patch may not change {path[:200]!r}: it lies in the submodule {module[:200]!r}, a repository of its own; "
-                "leave what is there as it was"
+                "leave what is there as it was."
             )
 
 
@@ -112,7 +147,7 @@ def check_binaries(diff: bytes, limit: int) -> None:
     """Raise `PatchRefused` where a git diff holds a binary file of more than `limit` bytes, whatever its own size."""
     for match in _INFLATED.finditer(diff):
         if len(match[1]) > 15 or int(match[1]) > limit:  # noqa: PLR2004 - digits
-            raise PatchRefused("the patch holds a binary file larger than a file may be")
+            raise PatchRefused(f"the patch holds a binary file of more than {limit} bytes (workspace.max_file_bytes).")
 
 
 def _why_change(change: RawChange, limits: ChangeLimits) -> str:
@@ -127,7 +162,11 @@ def _why_change(change: RawChange, limits: ChangeLimits) -> str:
     if SYMLINK in {change.old_mode, change.new_mode}:
         return _why_link(change)
     too_large = change.size > limits.file_bytes
-    return f"{change.size} bytes are more than the {limits.file_bytes} allowed for a file" if too_large else ""
+    return (
+        f"{change.size} bytes are more than the {limits.file_bytes} (workspace.max_file_bytes) allowed for a file"
+        if too_large
+        else ""
+    )
 
 
 def _why_link(change: RawChange) -> str:
@@ -214,7 +253,7 @@ def check_links(old: Mapping[str, str], new: Mapping[str, str]) -> None:
     for path, target in new.items():
         exit_ = _find_exit(path, new)
         if exit_ and (old.get(path) != target or _find_exit(path, old) != exit_):
-            raise PatchRefused(f"the patch may not change where {path[:200]!r} leads: the symlink would leave the tree")
+            raise PatchRefused(f"the patch may not change where {path[:200]!r} leads: the symlink would leave the tree.")
 
 
 def _find_exit(path: str, links: Mapping[str, str]) -> str:

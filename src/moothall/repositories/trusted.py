@@ -199,7 +199,7 @@ class TrustedRepositories:
             with suppress(MoothallError):
                 await self.fetch_missing(base.repository, base.sha, commit_sha)
         if not await clone.has(commit_sha):
-            raise PatchRefused(f"the commit {commit_sha[:40]} is not in the clone any more")
+            raise PatchRefused(f"the commit {commit_sha[:40]} is not in the clone any more.")
         return await clone.diff(base.sha, commit_sha)
 
     async def merge(self, base: Base, commits: Sequence[str]) -> Patch:
@@ -253,7 +253,7 @@ class TrustedRepositories:
             await self._bring(clone, entry, sha)
         patch = await clone.apply(base.sha, diff, message, merged)
         if not patch.diff:
-            raise PatchRefused("the patch is empty; there is nothing to deliver")
+            raise PatchRefused("the patch is empty; there is nothing to deliver.")
         await self._hand_over(entry, base.sha, patch.commit_sha, branch)
         return patch.commit_sha
 
@@ -322,7 +322,7 @@ class TrustedRepositories:
         clone = self._clone(entry)
         parent = (await clone.ask("rev-parse", "--verify", "--quiet", f"{sha}^1")).out.decode().strip()
         if not parent:
-            raise RepositoryError(f"the commit {sha[:40]} is not in the clone any more")
+            raise RepositoryError(f"the commit {sha[:40]} is not in the clone any more.")
         env = registered_transport(entry, self._settings.allowed_schemes, self._secrets)
         await delivery.push(self._git, clone.path, entry.origin, sha=sha, branch=branch, env=env, after=parent)
 

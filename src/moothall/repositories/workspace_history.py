@@ -12,8 +12,9 @@ from pathlib import Path
 
 from moothall.errors import RepositoryError
 from moothall.repositories.bundles import shallow_of
-from moothall.repositories.clone import LEFT_OUT, TrustedClone
+from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import UNSET, GitAnswer, GitRunner, OutputCaps
+from moothall.repositories.patch_rules import LEFT_OUT
 
 NAME = "history.git"
 BRANCH = "work"

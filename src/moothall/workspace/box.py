@@ -22,9 +22,8 @@ from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.inside.confinement import HOME
 from moothall.network.proxy import Proxy
 from moothall.processes import start_process
-from moothall.repositories.changes import ChangeCaps
+from moothall.repositories.changes import AskIgnored, ChangeCaps, Written
 from moothall.repositories.detect import GO_CACHE
-from moothall.repositories.objects import Change
 from moothall.repositories.profile import read_text
 from moothall.sandbox.bubblewrap import ENVIRONMENT, interpreter
 from moothall.workspace import boxlog
@@ -194,8 +193,8 @@ class Box(ABC):
         """Return where inside the git directory lies that the shell reads, '' where there is none."""
 
     @abstractmethod
-    async def changes(self, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
-        """Return what differs from the checkout. Raises `PatchRefused` for what no patch can hold, `WorkspaceFailed`."""
+    async def changes(self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored) -> Written:
+        """Return what differs from the checkout; `ignored` says what .gitignore files leave out. Raises `PatchRefused` for what no patch can hold, `WorkspaceFailed`."""
 
     @abstractmethod
     async def take_back(self) -> None:

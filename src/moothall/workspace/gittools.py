@@ -12,11 +12,12 @@ from typing import Any
 
 from moothall.domain.repository import Patch
 from moothall.errors import AlreadyExists, InvalidRequest, Refused
+from moothall.repositories.changes import Written
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.objects import Change
 from moothall.repositories.trusted import Remote
 
-Changes = Callable[[], Awaitable[Sequence[Change]]]
+Changes = Callable[[], Awaitable[Written]]
 Restore = Callable[[Sequence[Change]], Awaitable[None]]
 _BRANCH = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]|[./](?![./])){0,199}(?<![./])(?<!\.lock)")
 _BACK = re.compile(r"(?:HEAD|@)(?:~([0-9]{0,3})|(\^))?")
@@ -64,7 +65,7 @@ async def git_tool(
     restore: Restore | None = None,
     remote: Remote | None = None,
 ) -> dict[str, Any]:
-    """Answer one `git.*` call. `changes` gives the workspace's files that differ from the base; `restore` makes
+    """Answer one `git.*` call. `changes` gives the workspace's files that differ from the base, and the ignored ones; `restore` makes
     the workspace differ from the base by just the changes given. Raises `InvalidRequest`, `AlreadyExists`,
     `Refused`, `PatchRefused`.
     """
@@ -100,7 +101,7 @@ class _Repository:
     remote: Remote | None
 
     async def status(self) -> dict[str, Any]:
-        snapshot = await self._snapshot(await self.changes())
+        snapshot = await self._snapshot()
         pending = await self._pending_changes(snapshot)
         changed = [{"path": change.path, "change": change.kind, "added": change.path in self.state.added} for change in pending]
         answer = {"branch": self.state.branch, "head": self.state.head, "clean": not pending, "changed": changed}
@@ -108,7 +109,7 @@ class _Repository:
 
     async def diff(self, ref: str) -> dict[str, Any]:
         against = await self._resolve(ref) if ref else self.state.head
-        snapshot = await self._snapshot(await self.changes())
+        snapshot = await self._snapshot()
         text = await self.clone.diff(against, snapshot.commit_sha)
         return {"against": against, "diff": text[:_DIFF_CHARS], "truncated": len(text) > _DIFF_CHARS}
 
@@ -122,12 +123,12 @@ class _Repository:
     async def add(self, paths: object) -> dict[str, Any]:
         if not isinstance(paths, Sequence) or isinstance(paths, str) or not paths:
             raise InvalidRequest('paths is a list such as ["src/utils.py"], or ["."] for all changes')
-        snapshot = await self._snapshot(await self.changes())
+        snapshot = await self._snapshot()
         pending = [change.path for change in await self._pending_changes(snapshot)]
         for wanted in paths:
             name = str(wanted).removeprefix("./").rstrip("/")
             found = [path for path in pending if name in {"", "."} or path == name or path.startswith(f"{name}/")]
-            if not found and (rule := snapshot.ignored.get(name)):
+            if not found and (rule := snapshot.rule_for(name)):
                 raise InvalidRequest(f"{name[:200]!r} is ignored ({rule}): write it under another path, or change that rule")
             if not found:
                 raise InvalidRequest(
@@ -139,14 +140,14 @@ class _Repository:
     async def commit(self, message: str) -> dict[str, Any]:
         if not message.strip():
             raise InvalidRequest("a commit needs a message")
-        now = await self.changes()
-        pending = {change.path for change in await self._pending_changes(await self._snapshot(now))}
+        written = await self.changes()
+        pending = {change.path for change in await self._pending_changes(await self._snapshot(written))}
         chosen = pending & self.state.added or pending  # without git.add: everything
         if not chosen:
             raise InvalidRequest("nothing to commit: no file differs from the last commit")
         before = {change.path: change for change in await self.clone.changes(self.state.base_sha, self.state.head)}
         kept = {path: change for path, change in before.items() if path not in chosen}
-        kept |= {change.path: change for change in now if change.path in chosen}
+        kept |= {change.path: change for change in written.changes if change.path in chosen}
         patch = await self.clone.commit_changes(self.state.base_sha, list(kept.values()), message, parent=self.state.head)
         self.state.made[patch.commit_sha] = (self.state.head, message)
         self.state.head = self.state.branches[self.state.branch] = patch.commit_sha
@@ -207,7 +208,7 @@ class _Repository:
     async def take_in(self, url: str, ref: str) -> dict[str, Any]:
         beyond, restore = self._beyond(), self._restore()
         found = await beyond.clone(url, ref)
-        now = list(await self.changes())
+        now = list((await self.changes()).changes)
         paths = {*(change.path for change in now), *await self.clone.files(self.state.base_sha)}
         if any(path == found.name or path.startswith(f"{found.name}/") for path in paths):
             raise AlreadyExists(f"there is a {found.name!r} here already; nothing was written")
@@ -225,7 +226,7 @@ class _Repository:
         return self.restore
 
     async def _refuse_pending(self) -> None:
-        if await self._pending_changes(await self._snapshot(await self.changes())):
+        if await self._pending_changes(await self._snapshot()):
             raise InvalidRequest("files differ from the last commit; commit them first")
 
     async def _go(self, sha: str) -> None:
@@ -235,9 +236,12 @@ class _Repository:
             raise InvalidRequest("only commits of this workspace, from its base on, can be checked out")
         await restore(await self.clone.changes(self.state.base_sha, sha))
 
-    async def _snapshot(self, changes: Sequence[Change]) -> Patch:
+    async def _snapshot(self, written: Written | None = None) -> Patch:
         """Commit the files as they are, on no branch."""
-        return await self.clone.commit_changes(self.state.base_sha, changes, "files as they are", parent=self.state.head)
+        written = written or await self.changes()
+        about = "files as they are"
+        base, head = self.state.base_sha, self.state.head
+        return await self.clone.commit_changes(base, written.changes, about, parent=head, ignored=written.ignored)
 
     async def _pending_changes(self, snapshot: Patch) -> list[_Pending]:
         """Return what differs from the last commit."""

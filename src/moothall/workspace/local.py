@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,7 +39,7 @@ from moothall.inside.protocol import pack_path
 from moothall.ports import NOTHING, Hear
 from moothall.ranking.contention import hit_limit_under_load
 from moothall.repositories import patch_rules
-from moothall.repositories.changes import ChangeCaps
+from moothall.repositories.changes import ChangeCaps, Written
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.objects import Change
 from moothall.repositories.trusted import Remote
@@ -261,13 +262,16 @@ class LocalWorkspace:
             async with self._pool.start(place, beside=self._box) as box:
                 yield box, await self._build(box, steps, seconds, order)
             return
-        before = await self.changes()
+        before = await self.collect()
         try:
             yield self._box, await self._build(self._box, steps, seconds, order)
         finally:
             with suppress(PatchRefused, WorkspaceFailed):  # the next use reports them
-                if await self.changes() != before:
-                    await self.restore(before)
+                after = await self.collect()
+                if after.changes != before.changes:
+                    await self.restore(before.changes)
+                products = [path for path in after.ignored if path not in before.ignored and not path.endswith("/")]
+                await self.write([Change(path, patch_rules.FILE, None) for path in products])
 
     async def _builds(self) -> tuple[BuildStep, ...]:
         """Return the steps whose sources differ from the base, and those that list no sources."""
@@ -299,13 +303,18 @@ class LocalWorkspace:
             return {**answer, "output": said, "cases": {}, "verdict": cases.FAILED}
         return None
 
-    async def changes(self) -> list[Change]:
-        """Return what differs from the base, as git would store it. Raises `PatchRefused`."""
+    async def changes(self) -> Sequence[Change]:
+        """Return what differs from the base, as git would store it, without ignored files. Raises `PatchRefused`."""
+        return (await self.collect()).changes
+
+    async def collect(self) -> Written:
+        """Return `changes`, and what .gitignore files keep out of them. Raises `PatchRefused`."""
         workspace = self._settings.workspace
         caps = ChangeCaps(file_bytes=workspace.max_file_bytes, total_bytes=4 * workspace.max_file_bytes)
         # Odd names included: deleting such a file is a change too.
         files = [entry.path for entry in await self.clone.entries(self.base.sha)]
-        return await self.clone.clean(self.base.sha, await self._box.changes(files, caps))
+        written = await self._box.changes(files, caps, partial(self.clone.ignored, self.base.sha))
+        return replace(written, changes=await self.clone.clean(self.base.sha, written.changes))
 
     async def write(self, changes: Sequence[Change]) -> None:
         """Apply changes, given in the form that git stores. Raises `WorkspaceFailed` if that is not
@@ -341,7 +350,7 @@ class LocalWorkspace:
         status, output, said = ToolStatus.SUCCESS, {}, ""
         try:
             output = await git_tool(
-                self.clone, self._git, call.tool, call.arguments, self.changes, restore=self.restore, remote=self._remote
+                self.clone, self._git, call.tool, call.arguments, self.collect, restore=self.restore, remote=self._remote
             )
         except tuple(kind for kind, _ in _REFUSALS) as error:
             status, said = next(status for kind, status in _REFUSALS if isinstance(error, kind)), error.message
@@ -350,7 +359,8 @@ class LocalWorkspace:
 
     async def patch(self, message: str) -> Patch:
         """Commit all changes so far to the trusted clone. See `ports.Workspace`."""
-        patch = await self.clone.commit_changes(self.base.sha, await self.changes(), message)
+        written = await self.collect()
+        patch = await self.clone.commit_changes(self.base.sha, written.changes, message, ignored=written.ignored)
         return replace(patch, message=self._git.message)
 
     async def run_code(self, block: CodeBlock, ask: Ask) -> BlockRun:

@@ -13,8 +13,7 @@ from moothall.config import WorkspaceSections
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.inside.confinement import BOOT
 from moothall.network.proxy import listener, proxying
-from moothall.repositories.changes import ChangeCaps, collect, measure
-from moothall.repositories.objects import Change
+from moothall.repositories.changes import AskIgnored, ChangeCaps, Survey, Written, measure
 from moothall.repositories.workspace_history import NAME as HISTORY_NAME
 from moothall.sandbox.bubblewrap import ENVIRONMENT, Overlay, SandboxSpec, interpreter, interpreter_binds
 from moothall.sandbox.cgroups import parents, way
@@ -135,9 +134,12 @@ class LocalBox(Box):
         """It is bound, read-only and shared by all workspaces on the commit."""
         return f"{_HISTORY}/{HISTORY_NAME}" if self.place.history else ""
 
-    async def changes(self, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
+    async def changes(self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored) -> Written:
         """Read them from the upper folder of the overlay."""
-        return await asyncio.to_thread(collect, self.upper, self.place.tree[-1], base_files, caps)
+        survey = Survey(self.upper, base_files, caps, base=self.place.tree[-1])
+        while (new := await asyncio.to_thread(survey.look)) is not None:
+            await asyncio.to_thread(survey.leave_out, await ignored(new))
+        return await asyncio.to_thread(survey.read)
 
     async def take_back(self) -> None:
         """It is written here already."""

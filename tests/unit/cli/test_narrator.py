@@ -26,6 +26,7 @@ EVENTS: tuple[tuple[EventType, dict[str, Any]], ...] = (
         EventType.SEAT_TURN,
         {"seat": ONE, "turn": 1, "operations": [{"tool": "files.edit", "status": "success"}], "thought": "I see\x1b[2J it"},
     ),
+    (EventType.SEAT_TURN, {"seat": ONE, "turn": 2, "operations": [], "refused": "a file may hold 5 bytes\x1b[2J; larger is x."}),
     (EventType.SEAT_FAILED, {"seat": TWO, "error": {"code": "MODEL_UNAVAILABLE", "message": "gone\x1b[2J\nnext"}}),
 )
 
@@ -52,6 +53,7 @@ def test_with_v_every_event_is_a_line() -> None:
         "gone",
         "preparing: setting up",
         "base: tests 3",
+        "turn 2: submit refused: a file may hold 5 bytes\N{REPLACEMENT CHARACTER}[2J; larger is x.",
     ):
         assert words in said
 
@@ -62,6 +64,7 @@ def test_without_it_only_what_matters_is() -> None:
         "2 seats (dev), proto",
         "preparing: setting u",
         "base: tests 3 passed",
+        "turn 2: submit refus",
         "failed: gone\N{REPLACEMENT CHARACTER}[2J nex",
     ]
 
@@ -83,7 +86,7 @@ def test_the_board_has_a_line_a_seat_whatever_they_say() -> None:
     assert lines[0].startswith("council")
     assert " %  at work" in lines[0]
     assert lines[1].startswith("agent-dev-001")
-    assert "turn 1: files.edit success" in lines[1]
+    assert "turn 2: submit refused" in lines[1]
     assert lines[2].startswith("agent-dev-with-a-ve…  failed: gone")
 
 

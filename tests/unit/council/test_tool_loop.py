@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -203,14 +204,29 @@ async def test_the_first_prompt_says_how_tests_run_and_what_failed_before(native
         await house.run(house.deliberation("single", 1, max_turns=40))
     system, user = house.server.requests[0].body["messages"]
     assert "Tests that failed before do not count against you." in system["content"]
-    assert "These failed before you came and are not your concern: tests/test_other.py::test_other." in user["content"]
-    assert "assert False" not in user["content"]
+    assert "Other engineers" not in system["content"]
+    assert "other candidates" not in system["content"]
+    assert "These failed before you came: tests/test_other.py::test_other." in user["content"]
+    assert "assert False" in user["content"], "few are shown in short"
+    assert "src/ (1 file): utils.py" in user["content"]
     assert "AGENTS.md: how to work in this repository" in user["content"]
     assert "You have at most 40 replies." in user["content"]
     assert house.server.requests[0].body["tools"][-1]["function"]["name"] == "submit"
     (started,) = of(await house.events(), EventType.DELIBERATION_STARTED)
     assert (started["reply_mode"], started["models"][0]["reply"], started["models"][0]["window"]) == ("tools", "tools", 100_000)
     assert started["limits"]["turns"] == 40
+
+
+async def test_a_refused_change_says_why_in_sentences_and_is_told_to_who_looks_on(native: Any) -> None:
+    key = "AKIA" + "Q3EGRIPXCEXAMPKE"
+    secret = ("write", {"path": UTILS, "content": SAMPLE[UTILS] + SOLUTION + f"KEY = '{key}'\n"})
+    async with native(script(calls(secret, SUBMIT), calls(RIGHT, SUBMIT))) as house:
+        events = await house.run(house.deliberation("single", 1))
+    told = answers(house, 1)[-1][1]
+    assert re.fullmatch(r"Your change cannot be accepted: .*\w\. Change that, then submit again\.", told)
+    assert [turn.get("refused", "") in told for turn in of(events, EventType.SEAT_TURN)] == [True, True]
+    assert [bool(turn.get("refused")) for turn in of(events, EventType.SEAT_TURN)] == [True, False]
+    assert outcomes(events) == {ONE: "proposed"}
 
 
 async def test_what_people_say_meanwhile_is_heard_once(native: Any) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from moothall.errors import PatchRefused
-from moothall.repositories.changes import ChangeCaps, collect, collect_tree, measure, same, stamps
+from moothall.repositories.changes import ChangeCaps, Survey, measure, same, stamps
 from moothall.repositories.objects import Change
 from moothall.repositories.patch_rules import FILE
+from support.surveys import survey_all
 
 CAPS = ChangeCaps(file_bytes=10_000, total_bytes=100_000)
 
@@ -33,7 +34,7 @@ def test_many_folders_side_by_side_take_no_descriptors(tmp_path: Path) -> None:
         folder = upper / f"d{number:03}"
         folder.mkdir(parents=True)
         (folder / "f").write_text("x", encoding="utf-8")
-    changes = collect(upper, tmp_path / "base", (), CAPS)
+    changes = survey_all(Survey(upper, (), CAPS, base=tmp_path / "base")).changes
     assert [change.path for change in changes] == [f"d{number:03}/f" for number in range(300)]
     assert measure(upper, 10**9, 10**6)[1] == 600
 
@@ -44,8 +45,8 @@ def test_what_git_keeps_for_itself_is_no_change(tmp_path: Path, path: str) -> No
     for name in (path, "pkg/a.txt"):
         (upper / name).parent.mkdir(parents=True, exist_ok=True)
         (upper / name).write_text("x", encoding="utf-8")
-    assert [change.path for change in collect(upper, base, (), CAPS)] == ["pkg/a.txt"]
-    assert [change.path for change in collect_tree(upper, {}, (), CAPS)] == ["pkg/a.txt"]
+    assert [change.path for change in survey_all(Survey(upper, (), CAPS, base=base)).changes] == ["pkg/a.txt"]
+    assert [change.path for change in survey_all(Survey(upper, (), CAPS, before={})).changes] == ["pkg/a.txt"]
 
 
 def deep(folder: Path, levels: int) -> None:
@@ -71,7 +72,7 @@ def test_folders_too_deep_to_be_counted_are_over_every_limit(tmp_path: Path) -> 
     deep(tmp_path, 250)
     assert measure(tmp_path, 10**9, 10**6)[1] > 10**6
     with pytest.raises(PatchRefused, match="deeper than 100"):
-        collect(tmp_path, tmp_path, (), CAPS)
+        survey_all(Survey(tmp_path, (), CAPS, base=tmp_path))
 
 
 @pytest.mark.parametrize("target", ["{away}", "../away", "inner"])
@@ -81,8 +82,11 @@ def test_no_link_of_the_base_is_followed_to_compare(tmp_path: Path, target: str)
         folder.mkdir(parents=True)
         (folder / "secret").write_text("the same\n", encoding="utf-8")
     (base / "link").symlink_to(target.format(away=away))
-    changes = collect(upper, base, ("inner/secret", "link"), CAPS)
-    assert [(change.path, change.content) for change in changes] == [("link/secret", b"the same\n")]
+    changes = survey_all(Survey(upper, ("inner/secret", "link"), CAPS, base=base)).changes
+    assert [(change.path, change.content) for change in changes] == [
+        ("link", None),
+        ("link/secret", b"the same\n"),
+    ]
     assert not same(base, Change("../away/secret", FILE, b"the same\n"))
 
 
@@ -95,10 +99,10 @@ def test_links_to_folders_and_odd_names_of_a_whole_tree_are_unchanged_until_they
     (tree / "far").symlink_to("/usr")
     before = stamps(tree)
     files = ("far", "folder/a", "near", "never written", odd)
-    assert collect_tree(tree, before, files, CAPS) == []
+    assert survey_all(Survey(tree, files, CAPS, before=before)).changes == []
     for name in ("far", "near", odd):
         (tree / name).unlink()
-    assert [(change.path, change.content) for change in collect_tree(tree, before, files, CAPS)] == [
+    assert [(change.path, change.content) for change in survey_all(Survey(tree, files, CAPS, before=before)).changes] == [
         ("far", None),
         ("near", None),
         (odd, None),

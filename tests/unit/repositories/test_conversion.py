@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from moothall.config import WorkspaceSettings
-from moothall.repositories.changes import ChangeCaps, collect
+from moothall.repositories.changes import ChangeCaps, Survey
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.conversion import Settings, conversion
 from moothall.repositories.objects import Change
 from support.repos import Repo, make_repo
+from support.surveys import survey_all
 
 ATTRIBUTES = """
 *.bat text eol=crlf
@@ -113,7 +114,8 @@ async def test_a_changed_file_is_stored_as_git_would_add_it(clone: TrustedClone,
             (tree / path).write_bytes(before + more)
     Repo(theirs).git("add", "--all")
     wanted = Repo(theirs).git("write-tree")
-    changes = collect(upper, ours, list(base), ChangeCaps(file_bytes=10_000, total_bytes=1_000_000))
+    caps = ChangeCaps(file_bytes=10_000, total_bytes=1_000_000)
+    changes = survey_all(Survey(upper, list(base), caps, base=ours)).changes
     patch = await clone.commit_changes(sha, await clone.clean(sha, changes), "more")
     stored = (await clone.ask("rev-parse", f"{patch.commit_sha}^{{tree}}")).out.decode().strip()
     await clone.fetch(str(theirs), Repo(theirs).git("commit-tree", wanted, "-p", sha, "-m", "theirs"))

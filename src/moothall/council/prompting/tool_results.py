@@ -24,7 +24,7 @@ def result_text(result: ToolResult, most: int) -> str:
     if result.status is ToolStatus.SUCCESS:
         return clip(_READERS.get(result.tool, output_text)(result.output), most)
     rest = _READERS.get(result.tool, output_text)(result.output) if result.output else ""
-    return clip(f"{result.status}: {result.error}\n{rest}".strip(), most)
+    return clip(f"{result.status}: {result.error}\n{rest}".rstrip("\n"), most)
 
 
 def _file(output: Mapping[str, Any]) -> str:
@@ -43,7 +43,8 @@ def _shell(output: Mapping[str, Any]) -> str:
     head = f"exit code {output.get('exit_code', '?')}"
     if others:
         head = f"{head}; {', '.join(f'{name}: {value}' for name, value in others.items())}"
-    return f"{text.rstrip()}\n[{head}]".lstrip() if text.strip() else f"(no output)\n[{head}]"
+    text = text.rstrip("\n")
+    return f"{text}\n[{head}]" if text else f"(no output)\n[{head}]"
 
 
 def _edited(output: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from moothall.config import WorkspaceSections
 from moothall.errors import PatchRefused, SandboxUnavailable, WorkspaceFailed
 from moothall.inside.protocol import pack_path, unpack_path
 from moothall.network.proxy import Proxy
-from moothall.repositories.changes import ChangeCaps, same
+from moothall.repositories.changes import AskIgnored, ChangeCaps, NewPaths, Written, same
 from moothall.repositories.objects import Change
 from moothall.repositories.patch_rules import MODES
 from moothall.repositories.workspace_history import NAME as HISTORY_NAME
@@ -33,6 +33,7 @@ from moothall.workspace.jobs.trunk import CODE, CONTROL, FILES, HANDS, Carrier, 
 _CONTROL_SECONDS = 300.0  # a tree, or all that was written
 _WORDS_SECONDS = 5.0
 _CONFIG = Path("/opt/config")
+_QUESTIONS = 1_000  # of a link, while it looks through folders: one for each level at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,15 +223,29 @@ class JobBox(Box):
                 self._shown = True
         return f"{_CONFIG}/{HISTORY_NAME}"
 
-    async def changes(self, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
-        """Ask the link, which reads them where they were written; what is as in the checkout is left out."""
+    async def changes(self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored) -> Written:
+        """Ask the link, which reads them where they were written; what is as in the checkout is left out.
+
+        The link has no git: it asks which new paths are ignored, and is answered.
+        """
         said = await self._tell(
             "changes", files=[*map(pack_path, base_files)], caps=[caps.file_bytes, caps.total_bytes, caps.entries]
         )
+        rules: dict[str, str] = {}
+        for _ in range(_QUESTIONS):
+            if "new" not in said:
+                break
+            with _reading():
+                new = _new_paths(said["new"])
+            answer = await ignored(new)
+            rules |= answer
+            said = await self._tell("ignored", rules={pack_path(path): rule for path, rule in answer.items()})
         with _reading():
             found = [_change(one) for one in said["changes"]]
+            left_out = [unpack_path(path) for path in said["ignored"]]
+            known = {path: rules[path.removesuffix("/")] for path in left_out}
         base = self.place.tree[-1]
-        return await asyncio.to_thread(lambda: [change for change in found if not same(base, change)])
+        return Written(await asyncio.to_thread(lambda: [change for change in found if not same(base, change)]), known)
 
     async def take_back(self) -> None:
         """Fetch what set-up wrote."""
@@ -307,6 +322,16 @@ def _change(said: Answer) -> Change:
     return Change(path, mode, None if content is None else base64.b64decode(content))
 
 
+def _new_paths(said: Answer) -> NewPaths:
+    folders, files = ([unpack_path(path) for path in said[kind]] for kind in ("folders", "files"))
+    lists = {unpack_path(path): None if text is None else base64.b64decode(text) for path, text in dict(said["lists"]).items()}
+    for path in (*folders, *files, *lists):
+        archive.split_path(path)
+    if any(path.rpartition("/")[2] != ".gitignore" for path in lists):
+        raise ValueError("a list of another name")
+    return NewPaths(folders, files, lists)
+
+
 class CodeBox(Box):
     """The executor beside another in its pod, on the same files, for blocks of Python."""
 
@@ -336,9 +361,9 @@ class CodeBox(Box):
         """Blocks run no shell."""
         return ""
 
-    async def changes(self, base_files: Sequence[str], caps: ChangeCaps) -> list[Change]:
+    async def changes(self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored) -> Written:
         """Those of the pod."""
-        return await self._beside.changes(base_files, caps)
+        return await self._beside.changes(base_files, caps, ignored)
 
     async def take_back(self) -> None:
         """Nothing is set up here."""

@@ -13,7 +13,7 @@ import functools
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from moothall.errors import MoothallError, PatchRefused, WorkspaceFailed
 from moothall.inside.protocol import Frames, ProtocolError, pack, pack_path, unpack_path
 from moothall.network.proxy import listener
-from moothall.repositories.changes import ChangeCaps, Stamp, collect_tree, measure, stamp, stamps
+from moothall.repositories.changes import ChangeCaps, Stamp, Survey, measure, stamp, stamps
 from moothall.workspace.jobs import archive
 from moothall.workspace.jobs.trunk import CONTROL, FILES, FIRST, HANDS, SILENT_SECONDS, Carrier, Trunk
 
@@ -61,6 +61,7 @@ class PodLink:
     _port: int = 0
     _packing: archive.Pipe | None = None
     _next: int = FIRST
+    _survey: Survey | None = None
 
     async def run(self, carrier: Carrier, name: str, first: float = SILENT_SECONDS) -> None:
         """Serve the host of a workspace until it is gone, or was not heard within `first` seconds."""
@@ -150,7 +151,12 @@ class PodLink:
                     "full": size > int(request["most"]) + self._size or entries > len(self._before) + _ENTRIES,
                 }
             case "changes":
-                return self._changes([*map(unpack_path, request["files"])], ChangeCaps(*request["caps"]))
+                files, caps = [*map(unpack_path, request["files"])], ChangeCaps(*request["caps"])
+                self._survey = Survey(self.folders.tree, files, caps, before=self._before)
+                return self._look(self._survey)
+            case "ignored" if self._survey is not None:
+                self._survey.leave_out({unpack_path(path): str(rule) for path, rule in request["rules"].items()})
+                return self._look(self._survey)
             case "port":
                 return {"status": "success", "port": self._port}
             case "pack":
@@ -179,19 +185,20 @@ class PodLink:
     def _is_written(self, path: str, status: os.stat_result) -> bool:
         return self._before.get(path) != stamp(status)
 
-    def _changes(self, files: Sequence[str], caps: ChangeCaps) -> dict[str, Any]:
-        found = collect_tree(self.folders.tree, self._before, files, caps)
-        return {
-            "status": "success",
-            "changes": [
-                {
-                    "path": pack_path(one.path),
-                    "mode": one.mode,
-                    "content": None if one.content is None else base64.b64encode(one.content).decode(),
-                }
-                for one in found
-            ],
-        }
+    def _look(self, survey: Survey) -> dict[str, Any]:
+        """Ask which new paths are ignored, or tell what was written."""
+        if (new := survey.look()) is not None:
+            lists = {pack_path(path): _text(text) for path, text in new.lists.items()}
+            folders, files = ([*map(pack_path, paths)] for paths in (new.folders, new.files))
+            return {"status": "success", "new": {"folders": folders, "files": files, "lists": lists}}
+        self._survey = None
+        written = survey.read()
+        changes = [{"path": pack_path(one.path), "mode": one.mode, "content": _text(one.content)} for one in written.changes]
+        return {"status": "success", "changes": changes, "ignored": [*map(pack_path, written.ignored)]}
+
+
+def _text(content: bytes | None) -> str | None:
+    return None if content is None else base64.b64encode(content).decode()
 
 
 def _listen(folder: Path) -> socket.socket:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.inside.protocol import Frames, pack
 from moothall.network.credentials import Credentials
 from moothall.network.destinations import Destinations
-from moothall.repositories.changes import ChangeCaps
+from moothall.repositories.changes import ChangeCaps, NewPaths
 from moothall.workspace.box import Box, BoxSetup
 from moothall.workspace.jobs import archive
 from moothall.workspace.jobs.box import JobBox, Pods
@@ -112,9 +112,37 @@ def change(path: str = "file", **more: Any) -> Said:
     return {"path": path, "mode": "100644", "content": base64.b64encode(b"word").decode(), **more}
 
 
+def question(**more: Any) -> Said:
+    return {"folders": [], "files": [], "lists": {}, **more}
+
+
+async def all_of(new: NewPaths) -> Mapping[str, str]:
+    return dict.fromkeys((*new.folders, *new.files), "a rule")
+
+
+async def test_an_honest_link_is_told_what_is_ignored(pods: LyingPods, box: JobBox) -> None:
+    told: list[Said] = []
+
+    def end(asked: Said) -> Said:
+        told.append(asked["rules"])
+        return {"changes": [], "ignored": ["target/", "a.log"]}
+
+    pods.answers["changes"] = lambda _: {"new": question(folders=["target"], files=["a.log"])}
+    pods.answers["ignored"] = end
+    written = await box.changes(["file"], CAPS, all_of)
+    assert written.ignored == {"target/": "a rule", "a.log": "a rule"}
+    assert told == [{"target": "a rule", "a.log": "a rule"}]
+
+
+async def test_a_link_that_asks_for_ever_is_given_up(pods: LyingPods, box: JobBox) -> None:
+    pods.answers["changes"] = pods.answers["ignored"] = lambda _: {"new": question(files=["a.log"])}
+    with pytest.raises(WorkspaceFailed, match="broke its protocol"):
+        await box.changes(["file"], CAPS, all_of)
+
+
 async def test_changes_of_an_honest_link_are_what_differs(pods: LyingPods, box: JobBox) -> None:
-    pods.answers["changes"] = lambda _: {"changes": [change(), change(path="gone", content=None)]}
-    assert [one.path for one in await box.changes(["file"], CAPS)] == ["file", "gone"]
+    pods.answers["changes"] = lambda _: {"changes": [change(), change(path="gone", content=None)], "ignored": []}
+    assert [one.path for one in (await box.changes(["file"], CAPS, all_of)).changes] == ["file", "gone"]
 
 
 @pytest.mark.parametrize(
@@ -131,13 +159,23 @@ async def test_changes_of_an_honest_link_are_what_differs(pods: LyingPods, box: 
         {"changes": [change("../secret")]},
         {"changes": [change("/etc/passwd")]},
         {"changes": [change(b"a\\0b".decode("unicode_escape"))]},
+        {"changes": []},
+        {"changes": [], "ignored": ["unasked"]},
+        {"changes": [], "ignored": [7]},
+        {"new": 7},
+        {"new": question(files=["../secret"])},
+        {"new": question(folders=["/etc"])},
+        {"new": question(files=[b"a\\0b".decode("unicode_escape")])},
+        {"new": question(lists={"../.gitignore": None})},
+        {"new": question(lists={"file": None})},
+        {"new": question(lists={".gitignore": 7})},
     ],
     ids=str,
 )
 async def test_changes_that_no_link_of_ours_tells_of_are_refused(pods: LyingPods, box: JobBox, said: Said) -> None:
     pods.answers["changes"] = lambda _: said
     with pytest.raises(WorkspaceFailed, match="broke its protocol"):
-        await box.changes(["file"], CAPS)
+        await box.changes(["file"], CAPS, all_of)
 
 
 @pytest.mark.parametrize("said", [{}, {"data": 5}, {"data": "ü"}], ids=str)

@@ -1,0 +1,156 @@
+"""What .gitignore files leave out of a change is not read, and refuses nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from moothall.config import WorkspaceSettings
+from moothall.errors import PatchRefused
+from moothall.repositories.changes import ChangeCaps, Survey, stamps
+from moothall.repositories.clone import TrustedClone
+from support.repos import make_repo
+from support.surveys import survey_with
+
+LARGE = 25_000_000
+CAPS = ChangeCaps(file_bytes=5_000_000, total_bytes=20_000_000, entries=2_000)
+BASE = {
+    ".gitignore": "/target/\n*.log\nbuild/*\n!build/keep.txt\n",
+    "crates/inner/.gitignore": "out/\n",
+    "crates/inner/lib.rs": "// inner\n",
+    "kept.log": "ignored, and in the base\n",
+    "out/stamp": "in the base\n",
+    "src/eval.rs": "// eval\n",
+}
+
+
+class Work:
+    """A work tree that is written to: the upper folder of an overlay, or a whole tree."""
+
+    def __init__(self, folder: Path, clone: TrustedClone, sha: str, *, whole: bool) -> None:
+        self.tree, self.clone, self.sha, self.whole = folder, clone, sha, whole
+        self.base = folder.with_name("base")
+        self.before = stamps(folder) if whole else None
+
+    def write(self, path: str, content: bytes | str = "x", size: int = 0) -> None:
+        (self.tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.tree / path).write_bytes(content if isinstance(content, bytes) else content.encode())
+        if size:
+            os.truncate(self.tree / path, size)
+
+    async def paths(self, caps: ChangeCaps = CAPS) -> tuple[list[str], dict[str, str], int]:
+        """Return what is changed, what is ignored, and how often git was asked."""
+        survey = Survey(self.tree, list(BASE), caps, base=None if self.whole else self.base, before=self.before)
+        written, asked = await survey_with(self.clone, self.sha, survey)
+        return [change.path for change in written.changes], dict(written.ignored), asked
+
+
+@pytest.fixture(params=[False, True], ids=["overlay", "whole tree"])
+async def work(request: pytest.FixtureRequest, tmp_path: Path) -> Work:
+    repo = make_repo(tmp_path / "repo", BASE)
+    clone = TrustedClone(tmp_path / "clones" / "c.git", WorkspaceSettings())
+    sha = await clone.fetch(str(repo.path), "HEAD")
+    await clone.checkout(sha, tmp_path / "base")
+    if request.param:
+        await clone.checkout(sha, tmp_path / "work")
+    (tmp_path / "work").mkdir(exist_ok=True)
+    return Work(tmp_path / "work", clone, sha, whole=request.param)
+
+
+async def test_what_a_build_leaves_in_an_ignored_folder_counts_for_nothing(work: Work) -> None:
+    work.write("src/eval.rs", "// fixed\n")
+    work.write("target/debug/libsemver.rlib", size=LARGE)
+    work.write("target/debug/deps/other.rlib", size=LARGE)
+    os.mkfifo(work.tree / "target/debug/pipe")
+    deep = "/".join(["d"] * 120)
+    work.write(f"target/{deep}/file")
+    paths, ignored, asked = await work.paths()
+    assert (paths, asked) == (["src/eval.rs"], 1)
+    assert ignored["target/debug/libsemver.rlib"] == "line 1 of .gitignore, /target/"
+
+
+async def test_more_files_than_are_counted_in_an_ignored_folder_are_not_asked_for_one_by_one(work: Work) -> None:
+    for number in range(CAPS.entries + 1):
+        work.write(f"target/debug/deps/{number}.o", "")
+    work.write("src/new.rs")
+    paths, ignored, asked = await work.paths()
+    assert (paths, asked) == (["src/new.rs"], 1)
+    assert ignored == {"target/debug/deps/": "line 1 of .gitignore, /target/"}
+
+
+async def test_more_ignored_files_than_are_counted_in_a_folder_of_the_base_refuse_nothing(work: Work) -> None:
+    for number in range(CAPS.entries + 1):
+        work.write(f"src/{number}.log", "")
+    work.write("src/new.rs")
+    assert (await work.paths())[0] == ["src/new.rs"]
+
+
+async def test_a_nested_list_a_negated_rule_and_a_list_of_the_change_itself_hold(work: Work) -> None:
+    work.write("crates/inner/out/x.bin", size=LARGE)
+    work.write("build/keep.txt")
+    work.write("build/x.bin", size=LARGE)
+    work.write("new/.gitignore", "made/\n")
+    work.write("new/made/x.bin", size=LARGE)
+    work.write("new/code.rs")
+    paths, ignored, asked = await work.paths()
+    assert (paths, asked) == (["build/keep.txt", "new/.gitignore", "new/code.rs"], 1)
+    assert ignored == {
+        "build/x.bin": "line 3 of .gitignore, build/*",
+        "crates/inner/out/x.bin": "line 1 of crates/inner/.gitignore, out/",
+        "new/made/x.bin": "line 1 of new/.gitignore, made/",
+    }
+
+
+async def test_a_list_that_the_change_writes_anew_holds_instead_of_the_one_before(work: Work) -> None:
+    work.write(".gitignore", "dist/\n")
+    work.write("dist/x.bin", size=LARGE)
+    work.write("run.log")
+    assert (await work.paths())[0] == [".gitignore", "run.log"]
+
+
+async def test_files_of_the_base_are_part_of_the_change_wherever_they_lie(work: Work) -> None:
+    work.write(".gitignore", "out/\n*.log\n")
+    work.write("kept.log", "changed\n")
+    work.write("out/stamp", "changed\n")
+    work.write("out/x.bin", size=LARGE)
+    assert (await work.paths())[0] == [".gitignore", "kept.log", "out/stamp"]
+
+
+async def test_pipes_and_odd_names_that_a_rule_ignores_refuse_nothing(work: Work) -> None:
+    os.mkfifo(work.tree / "pipe.log")
+    work.write(os.fsdecode(b"odd\n\xff.log"))
+    work.write(os.fsdecode(b"target/odd\n\xff"))
+    paths, ignored, _ = await work.paths()
+    assert (paths, set(ignored)) == ([], {"pipe.log", os.fsdecode(b"odd\n\xff.log"), os.fsdecode(b"target/odd\n\xff")})
+
+
+async def test_a_link_of_the_name_of_an_ignored_folder_is_none(work: Work) -> None:
+    (work.tree / "target").symlink_to("src")
+    assert (await work.paths())[0] == ["target"]
+
+
+async def test_without_new_files_git_is_not_asked(work: Work) -> None:
+    work.write("src/eval.rs", "// fixed\n")
+    (work.tree / "empty").mkdir()
+    assert await work.paths() == (["src/eval.rs"], {}, 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (
+            {"made/a.o": LARGE, "made/b.o": 1_000_000, "x.bin": 300},
+            r"more than 20000000 bytes \(4 times workspace.max_file_bytes\); most is in made/ \(26000000 bytes\), x.bin \(300 bytes\)\. Delete .* \.gitignore\.$",
+        ),
+        ({"made/a.o": 6_000_000, "x.bin": 300}, r"a file may hold 5000000 bytes .*; larger is made/ \(6000000 bytes\)\. Delete"),
+        ({f"made/{number}.o": 1 for number in range(2001)}, r"more than 2000 files were written: made/ \(2001 files\)\. Delete"),
+    ],
+    ids=["together", "one file", "files"],
+)
+async def test_what_holds_most_is_named_where_no_rule_ignores_it(work: Work, sizes: dict[str, int], message: str) -> None:
+    for path, size in sizes.items():
+        work.write(path, size=size)
+    with pytest.raises(PatchRefused, match=message):
+        await work.paths()
