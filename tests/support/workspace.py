@@ -188,7 +188,7 @@ class TempWorkspace:
         try:
             return self._done(call, files.TOOLS[call.tool](root, call.arguments, _LIMITS))
         except ToolFailure as failed:
-            return ToolResult(call.request_id, call.tool, ToolStatus(failed.status), error=str(failed))
+            return ToolResult(call.request_id, call.tool, ToolStatus(failed.status), failed.output or {}, str(failed))
         finally:
             os.close(root)
 

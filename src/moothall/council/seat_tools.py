@@ -19,6 +19,9 @@ _SHELL_REPLACES = frozenset({"files", "git", "tests", "code", "system"})
 """Categories of tools that a seat with a shell does not need under names of their own."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _COUNT = re.compile(r"\bcount=\d+\b")
+_CATALOGUE_NAME = re.compile(r"(?<![\w/.'-])(?:files|git|tests|code|system)\.[a-z]+\b(?![/(])")
+_RIGHT = re.compile(r" Right is [a-z]+\.[a-z]+\([^()]*\)\Z")
+_IN_SHELL = {f"git.{command}": f"git {command}" for command in ("status", "diff", "log", "show", "blame")}
 _VIEWED = 400  # lines, without a range
 _SUBMIT = FunctionTool(
     SUBMIT,
@@ -92,7 +95,8 @@ _SHORT: Mapping[str, _Short] = {
     ),
     VIEW: _Short(
         "view",
-        f"Show a text file with line numbers, or the lines from start to end. Without a range: the first {_VIEWED} lines.",
+        f"Show a text file with line numbers, or the lines from start to end. Without a range: the first {_VIEWED} lines. "
+        "Of a folder: the names in it.",
         {"path": _PATH, "start": _LINE, "end": _LINE},
         ("path",),
         _range,
@@ -169,10 +173,16 @@ class SeatTools:
                 arguments[name] = _integer(call.name, name, value)
         return Action(spec.name, short.translate(arguments))
 
-
-def in_short_names(error: str, call: FunctionCall, action: Action) -> str:
-    """Return an error of the catalogue's tool in the words of the call: its name, and `all` for a count."""
-    return _COUNT.sub("all=true", error.replace(action.tool, call.name))
+    def in_short_names(self, error: str, call: FunctionCall) -> str:
+        """Return an error of the catalogue's tool in the words of the seat: names and arguments of the tools that it is offered."""
+        spec = self._specs.get(call.name)
+        if spec is not None and (short := _SHORT.get(spec.name)) is not None:
+            arguments = (name if name in short.required else f"{name}?" for name in short.arguments)
+            error = _RIGHT.sub(f" Right is {short.name}({', '.join(arguments)})", error)
+        names = {spec.name: name for name, spec in self._specs.items()}
+        if self.has_shell:
+            names |= _IN_SHELL
+        return _COUNT.sub("all=true", _CATALOGUE_NAME.sub(lambda found: names.get(found[0], found[0]), error))
 
 
 def read_arguments(call: FunctionCall) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from moothall.council.course import (
 from moothall.council.facts import Facts
 from moothall.council.measuring import check_bounds, sum_usage
 from moothall.council.prompting.tool_results import CONFIRM, is_clean, result_text, submission_text
-from moothall.council.seat_tools import SUBMIT, SeatTools, UnusableCallError, in_short_names, read_arguments
+from moothall.council.seat_tools import SUBMIT, SeatTools, UnusableCallError, read_arguments
 from moothall.council.tool_chat import ToolChat
 from moothall.council.turns import Did, record_calls
 from moothall.domain.chat import ChatReply, FunctionCall, Message
@@ -214,7 +214,7 @@ class ToolLoop:
         except UnusableCallError as error:
             return _answer_to(call, f"error: {error}")
         result = await ran.run(action)
-        shown = replace(result, error=in_short_names(result.error, call, action))
+        shown = replace(result, error=self._tools.in_short_names(result.error, call))
         return _answer_to(call, result_text(shown, self._most) or "done")
 
     async def _submit(self, round_: _Round, call: FunctionCall, checks: dict[str, CheckRun]) -> str:

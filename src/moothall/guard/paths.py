@@ -5,6 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+from moothall.inside.confinement import ROOT
+
+
+def relative_path(path: str) -> str:
+    """Return an absolute path below the workspace's root (as `pwd` and tracebacks in the sandbox print it) as a relative one.
+
+    Other paths are returned as they are. Only text is looked at: the result has to pass `refuse_path`.
+    """
+    file, separator, case = path.partition("::")
+    if not file.startswith("/"):
+        return path
+    parts = [part for part in file.split("/") if part not in {"", "."}]
+    if parts[:1] != [ROOT.strip("/")]:
+        return path
+    return ("/".join(parts[1:]) or ".") + separator + case
+
 
 def refuse_path(path: str) -> str:
     """Return why a path may not be used, or nothing if it may. `tests/a.py::test_b` is read as tests/a.py."""
@@ -16,7 +32,7 @@ def refuse_path(path: str) -> str:
         return f"path {shown} is absolute; paths are relative to the workspace, as in src/utils.py"
     if file.startswith("-"):
         return f"path {shown} looks like an option; write ./{file[:80]}"
-    parts = file.replace("\\", "/").split("/")
+    parts = path.replace("\\", "/").split("/")  # the file system knows no "::"
     if ".." in parts:
         return f"path {shown} leaves the workspace by '..'; paths are relative to it, as in src/utils.py"
     if any(part.rstrip(". ").casefold() == ".git" for part in parts):

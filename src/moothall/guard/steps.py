@@ -16,7 +16,7 @@ from moothall.aio import seconds_until
 from moothall.domain.ids import ROLES, check_id, check_key
 from moothall.domain.tool import Grant, ToolCall, ToolStatus
 from moothall.errors import InvalidRequest, Refused, wrong_fields
-from moothall.guard.paths import covers, refuse_path
+from moothall.guard.paths import covers, refuse_path, relative_path
 from moothall.guard.seat import SeatContext, Stopped
 from moothall.guard.tokens import Tokens, request_digest
 from moothall.tools.arguments import canonical
@@ -50,7 +50,8 @@ def check_schema(
 ) -> CheckedCall:
     """The tool exists and its arguments fit its schema. To a tenant there is no tool that is `off` for it.
 
-    The grant only decides which names are suggested.
+    The grant only decides which names are suggested. Absolute paths below the workspace's root become relative here, before any
+    step looks at them.
     """
     spec = catalogue.get(call.tool)
     if spec is None or spec.name in off:
@@ -68,6 +69,9 @@ def check_schema(
         arguments = spec.arguments.model_validate(plain).model_dump()
     except ValidationError as error:
         raise Stopped(ToolStatus.INVALID, _wrong_arguments(spec, error)) from error
+    for name in spec.paths:
+        value = arguments[name]
+        arguments[name] = [relative_path(path) for path in value] if isinstance(value, list) else relative_path(value)
     return CheckedCall(spec, arguments)
 
 

@@ -40,7 +40,7 @@ def replace(path: str, text: str, old: str, new: str, count: int = 1) -> tuple[s
     Raises `ToolFailure`.
     """
     if not old:
-        raise ToolFailure("old is empty; use files.append or files.write to add text", "invalid")
+        raise ToolFailure("old is empty; send the text that new replaces, or the whole file with files.write", "invalid")
     for spelled in dict.fromkeys((old, with_ends(old, line_end(text)), with_ends(old, "\n"), with_ends(old, "\r\n"))):
         if found := text.count(spelled):
             if count and found != count:
@@ -88,9 +88,13 @@ def _places(text: str, old: str) -> list[int]:
 def _wrong_count(path: str, at: Sequence[int], found: int, count: int) -> str:
     lines = ", ".join(map(str, at[:_PLACES_SHOWN]))
     return (
-        f"old text occurs {found} times in {path!r} (lines {lines}), count is {count}: send more of the lines around it so that it "
-        f"occurs {count} times, or count={found} to replace all"
+        f"old text occurs {found} times in {path!r} (lines {lines}), not {_times(count)}: send more of the lines around it so that it "
+        f"occurs {_times(count)}, or count={found} to replace all"
     )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _trim(old: str) -> list[str]:

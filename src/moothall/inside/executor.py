@@ -91,7 +91,7 @@ class Executor:
                 str(request["op"])
             ](request)
         except ToolFailure as failed:
-            answer = {"status": failed.status, "error": str(failed)}
+            answer = failed.answer()
         except OSError as error:
             status = "disk" if error.errno in DISK_FULL else "error"
             answer = {"status": status, "error": f"{error.filename or 'workspace'}: {error.strerror}"}
@@ -139,7 +139,7 @@ class Executor:
             try:
                 answer: Message = {"status": "success", "output": files.TOOLS[tool](self._root, args, limits)}
             except ToolFailure as failed:
-                answer = {"status": failed.status, "error": str(failed)}
+                answer = failed.answer()
             return json.dumps(answer).encode()
 
         ended = call(inside, walls=bounded, wakeup=self._link, stopped=self._find_stop)

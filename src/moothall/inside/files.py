@@ -12,9 +12,19 @@ import re
 import stat
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import islice
 
 from moothall.inside.edits import edit
-from moothall.inside.paths import ToolFailure, clean, clean_for_writing, failure, make_folders, open_beneath, open_parent
+from moothall.inside.paths import (
+    IsFolder,
+    ToolFailure,
+    clean,
+    clean_for_writing,
+    failure,
+    make_folders,
+    open_beneath,
+    open_parent,
+)
 from moothall.inside.text_encodings import UTF_8, Encoding, line_end, with_ends
 from moothall.inside.texts import (
     TextLimits,
@@ -35,6 +45,9 @@ if TYPE_CHECKING:
     Result = dict[str, Any]
 
 MAX_ENTRIES = 2000
+SHOWN_ENTRIES = 400
+"""Names of a folder that `files.read` was asked for."""
+_COUNTED_ENTRIES = 20_000
 MAX_MATCHES = 200
 MAX_LINE = 300
 MAX_DEPTH = 64
@@ -43,10 +56,13 @@ _HIDDEN = frozenset({".git", "__pycache__", ".pytest_cache", "node_modules", ".v
 
 def read(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     """`content` is lines `start` to `start + lines - 1`, unchanged. `encoding` is set if it is not
-    plain UTF-8.
+    plain UTF-8. The failure for a folder has the names in it.
     """
     path = clean(args["path"])
-    text, encoding = read_encoded(root, path, limits)
+    try:
+        text, encoding = read_encoded(root, path, limits)
+    except IsFolder as failed:
+        raise IsFolder(path, _list_folder(root, path, limits)) from failed
     rows = rows_of(text)
     start, wanted = args.get("start", 1), args.get("lines", 2000)
     if start > max(1, len(rows)):
@@ -61,6 +77,31 @@ def read(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
         "truncated": cut or start - 1 + len(part) < len(rows),
         **({} if encoding.name == UTF_8.name else {"encoding": encoding.name}),
     }
+
+
+def _list_folder(root: int, path: str, limits: TextLimits) -> Result:
+    """Return the names in a folder (`entries`, folders with a '/' at the end), within limits, and how many there are (`total`)."""
+    names: list[str] = []
+    descriptor = open_beneath(root, path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with os.scandir(descriptor) as entries:
+            names = sorted(
+                f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
+                for entry in islice(entries, _COUNTED_ENTRIES)
+                if entry.name not in _HIDDEN
+            )
+    except OSError as error:
+        raise failure(error.errno or 0, path) from error
+    finally:
+        os.close(descriptor)
+    shown: list[str] = []
+    size = 0
+    for name in names[:SHOWN_ENTRIES]:
+        size += len(name) + 4
+        if size > limits.output_bytes:
+            break
+        shown.append(name)
+    return {"path": path or ".", "entries": shown, "total": len(names), "truncated": len(shown) < len(names)}
 
 
 def write(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:

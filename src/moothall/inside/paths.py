@@ -10,6 +10,11 @@ import ctypes
 import errno
 import os
 
+TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
 _OPENAT2 = 437  # the same on every architecture
 _NO_MAGIC_LINKS, _BENEATH = 0x02, 0x08
 _TRIES = 8
@@ -19,11 +24,23 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ToolFailure(Exception):
-    """What the model is told: a failed tool is a result, no error of ours. `status` is a tool status."""
+    """What the model is told: a failed tool is a result, no error of ours. `status` is a tool status; `output` is returned with it."""
 
-    def __init__(self, message: str, status: str = "error") -> None:
+    def __init__(self, message: str, status: str = "error", output: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.output = output
+
+    def answer(self) -> dict[str, Any]:
+        """Return the failure as an answer of the executor."""
+        return {"status": self.status, "error": str(self), **({"output": self.output} if self.output else {})}
+
+
+class IsFolder(ToolFailure):
+    """A folder where a file is needed."""
+
+    def __init__(self, path: str, output: Mapping[str, Any] | None = None) -> None:
+        super().__init__(f"{path or '.'!r} is a folder, not a file", output=output)
 
 
 class _How(ctypes.Structure):

@@ -6,7 +6,7 @@ import io
 import os
 import stat
 
-from moothall.inside.paths import ToolFailure, failure, make_folders, open_beneath
+from moothall.inside.paths import IsFolder, ToolFailure, failure, make_folders, open_beneath
 from moothall.inside.text_encodings import UTF_8, Encoding, find_encoding
 
 
@@ -27,7 +27,7 @@ def read_bytes(root: int, path: str, limits: TextLimits) -> bytes:
     try:
         found = os.fstat(descriptor)
         if stat.S_ISDIR(found.st_mode):
-            raise ToolFailure(f"{path or '.'!r} is a folder; files.list shows what is in it")
+            raise IsFolder(path)
         if not stat.S_ISREG(found.st_mode):
             raise ToolFailure(f"{path!r} is not a regular file")
         if found.st_size > limits.file_bytes:

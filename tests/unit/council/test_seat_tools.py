@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from moothall.council.seat_tools import SUBMIT, SeatTools, UnusableCallError
 from moothall.domain.chat import FunctionCall
+from moothall.inside.edits import replace
+from moothall.inside.paths import ToolFailure
 from moothall.tools.catalogue import CATALOGUE
 
 ALL = SeatTools.of([*CATALOGUE.values()])
@@ -62,3 +64,28 @@ def test_calls_become_actions_of_the_catalogue(name: str, arguments: Any, tool: 
 def test_what_is_no_line_number_says_so(number: str) -> None:
     with pytest.raises(UnusableCallError, match="whole number from 1"):
         ALL.action_of(call("view", f'{{"path": "a", "start": {number}}}'))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "told"),
+    [
+        ("edit", "files.edit: argument 'old': too long. Right is files.edit(path: string, count?: integer)",
+         "edit: argument 'old': too long. Right is edit(path, old, new, all?)"),
+        ("edit", "old text occurs 2 times, or count=2 to replace all", "old text occurs 2 times, or all=true to replace all"),
+        ("edit", "read it with files.read and copy", "read it with view and copy"),
+        ("view", "it is inside .git; use git.status, git.diff or git.log", "it is inside .git; use git status, git diff or git log"),
+        ("view", "'src/git.log' does not exist", "'src/git.log' does not exist"),
+        ("bash", "up to 600 s (code.shell_seconds)", "up to 600 s (code.shell_seconds)"),
+    ],
+)  # fmt: skip
+def test_errors_name_what_the_seat_is_offered(name: str, error: str, told: str) -> None:
+    assert ALL.in_short_names(error, call(name, {})) == told
+
+
+def test_an_ambiguous_edit_is_told_without_a_count() -> None:
+    with pytest.raises(ToolFailure) as failed:
+        replace("a.py", "x\ny\nx\n", "x", "z")
+    assert ALL.in_short_names(str(failed.value), call("edit", {})) == (
+        "old text occurs 2 times in 'a.py' (lines 1, 3), not once: send more of the lines around it so that it occurs once, or "
+        "all=true to replace all"
+    )

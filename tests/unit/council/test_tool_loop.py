@@ -64,6 +64,25 @@ async def test_a_right_change_is_handed_in_and_proven(native: Any) -> None:
     assert first["assessment"]["proven"] is True
 
 
+async def test_paths_as_the_sandbox_prints_them_are_taken_and_a_folder_is_listed(native: Any) -> None:
+    reply = calls(
+        ("view", {"path": "/workspace/src"}),
+        ("view", {"path": f"/workspace/{UTILS}"}),
+        ("edit", {"path": f"/workspace/{UTILS}", "old": "return", "new": "return  ", "all": True}),
+        ("view", {"path": "/etc/passwd"}),
+        ("edit", {"path": "src", "old": "a", "new": "b"}),
+    )
+    async with native(script(reply, calls(RIGHT, SUBMIT))) as house:
+        await house.run(house.deliberation("single", 1))
+    folder, file, edited, outside, wrong = (text for _, text in answers(house, 1))
+    assert folder.startswith("src is a folder with ")
+    assert "utils.py" in folder.splitlines()
+    assert file.startswith(f"{UTILS}, lines 1 to ")
+    assert edited.startswith(f"{UTILS}: ")
+    assert outside.startswith("blocked: path '/etc/passwd' is absolute; paths are relative to the workspace")
+    assert wrong == "error: 'src' is a folder, not a file"
+
+
 async def test_each_call_is_answered_by_its_id_and_a_failed_one_stops_no_other(native: Any) -> None:
     missing = ("edit", {"path": UTILS, "old": "not there", "new": "x"})
     reply = calls(missing, ("view", {"path": UTILS, "start": 1, "end": 2}), ids=("a", "b"), reasoning="thinking")

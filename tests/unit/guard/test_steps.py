@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, InvalidRequest
 from moothall.guard.grants import grant_for, intersection, read_grants, shipped_grants
 from moothall.guard.limits import book_time, check_limits, check_spending, cut_output, reserve, shorten
-from moothall.guard.paths import covers, refuse_path
+from moothall.guard.paths import covers, refuse_path, relative_path
 from moothall.guard.seat import Meter, Stopped
 from moothall.guard.steps import check_grants, check_schema
 from moothall.tools.catalogue import is_granted, list_tools
@@ -106,6 +107,68 @@ def test_the_grant_step_stands_alone() -> None:
         check_grants(Grant(tools=("files.read",)), checked)
     with pytest.raises(Stopped, match="protected: a"):
         check_grants(Grant(tools=("*",), protected=("a",)), checked)
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        ("/workspace/src/a.py", "src/a.py"),
+        ("//workspace///src//./a.py", "src/a.py"),
+        ("/workspace", "."),
+        ("/workspace/", "."),
+        ("/workspace/../etc/passwd", "../etc/passwd"),
+        ("/workspace/tests/a.py::test_b[x//y]", "tests/a.py::test_b[x//y]"),
+        ("/workspaces/a.py", "/workspaces/a.py"),
+        ("/etc/../workspace/a.py", "/etc/../workspace/a.py"),
+        ("/etc/passwd", "/etc/passwd"),
+        ("workspace/a.py", "workspace/a.py"),
+        ("src//a.py", "src//a.py"),
+    ],
+)
+def test_an_absolute_path_below_the_workspace_is_its_relative_one(path: str, wanted: str) -> None:
+    assert relative_path(path) == wanted
+
+
+@pytest.mark.parametrize("tool", [name for name, spec in CATALOGUE.items() if name.startswith("files.") and spec.writes])
+@pytest.mark.parametrize("path", ["/workspace/tests/a.py", "//workspace//tests/./a.py", "/workspace/./tests//a.py"])
+def test_a_protected_path_is_protected_when_it_is_absolute(tool: str, path: str) -> None:
+    more: dict[str, Any] = {"files.edit": {"old": "b", "new": "c"}, "files.define": {"name": "f", "content": "x"}}
+    given: dict[str, Any] = more.get(tool, {"content": "x"} if tool in {"files.write", "files.append"} else {})
+    checked = check_schema(tool_call(tool, path=path, **given), ALL, 1000)
+    assert checked.arguments["path"] == "tests/a.py"
+    check_grants(ALL, checked)
+    with pytest.raises(Stopped, match=r"'tests/a\.py' may not be changed by this role \(protected: tests/\*\*\)"):
+        check_grants(Grant(tools=("*",), protected=("tests/**",)), checked)
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/etc/passwd", r"'/etc/passwd' is absolute"),
+        ("/workspace2/a", "is absolute"),
+        ("/workspace/../etc/passwd", r"leaves the workspace by '\.\.'"),
+        ("//workspace//..//etc", "leaves the workspace"),
+        ("/workspace//.git/config", r"is inside \.git"),
+        ("/workspace/~root", "is absolute"),
+        ("x::/../tests/a.py", "leaves the workspace"),
+        ("x::/.git/config", r"is inside \.git"),
+    ],
+)
+def test_no_absolute_path_leads_out(path: str, why: str) -> None:
+    with pytest.raises(Stopped, match=why) as stopped:
+        check_grants(ALL, check_schema(tool_call("files.read", path=path), ALL, 1000))
+    assert stopped.value.escape
+
+
+@given(st.lists(st.sampled_from(["", ".", "..", "workspace", "tests", "a.py", ".git", "b::c"]), max_size=8))
+def test_an_absolute_path_is_judged_as_what_it_leads_to(parts: list[str]) -> None:
+    path = "/" + "/".join(parts)
+    relative = relative_path(path)
+    if refuse_path(relative):
+        return
+    real = f"/{posixpath.normpath(path).lstrip('/')}/"
+    assert real.startswith("/workspace/")
+    assert covers("/tests/**", relative) is (real.startswith("/workspace/tests/") and real != "/workspace/tests/")
 
 
 @pytest.mark.parametrize(

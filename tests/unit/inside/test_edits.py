@@ -35,7 +35,9 @@ def test_line_ends_stay_those_of_the_file() -> None:
 
 def test_two_places_are_never_guessed_between() -> None:
     text = "if a:\n    x = 1\nelse:\n        x = 1\n"
-    with pytest.raises(ToolFailure, match=r"occurs 2 times in 'a.py' \(lines 2, 4\), count is 1"):
+    with pytest.raises(
+        ToolFailure, match=r"occurs 2 times in 'a.py' \(lines 2, 4\), not once: send more .* occurs once, or count=2 to"
+    ):
         replace("a.py", text, "x = 1 ", "x = 2")
     assert replace("a.py", text, "x = 1 ", "x = 2", 2)[0] == "if a:\n    x = 2\nelse:\n        x = 2\n"
 

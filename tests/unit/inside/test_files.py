@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -10,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from moothall.inside.files import TOOLS, glob_matches
-from moothall.inside.paths import ToolFailure
+from moothall.inside.files import SHOWN_ENTRIES, TOOLS, glob_matches
+from moothall.inside.paths import IsFolder, ToolFailure
 from moothall.inside.text_encodings import find_encoding
 from moothall.inside.texts import TextLimits
 
@@ -58,6 +59,25 @@ def test_an_edit_that_does_not_fit_says_why(tree: Tree) -> None:
     with pytest.raises(ToolFailure, match=r"not found .* copy the text exactly"):
         tree("edit", path="a.py", old="nothing like it", new="y")
     assert tree("edit", path="a.py", old="x = 1", new="y", count=2)["replaced"] == 2
+
+
+def test_a_folder_is_not_read_but_its_names_are_told(tree: Tree) -> None:
+    for path in ("src/inner/a.py", "src/b.py", "src/node_modules/c.js", "src/c.py"):
+        tree("write", path=path, content="x")
+    with pytest.raises(IsFolder, match=r"^'src' is a folder, not a file$") as failed:
+        tree("read", path="src/")
+    assert failed.value.answer() == {
+        "status": "error",
+        "error": "'src' is a folder, not a file",
+        "output": {"path": "src", "entries": ["b.py", "c.py", "inner/"], "total": 3, "truncated": False},
+    }
+    for number in range(SHOWN_ENTRIES + 1):
+        tree("write", path=f"many/{number}", content="")
+    with pytest.raises(IsFolder) as failed:
+        tree("read", path="many")
+    output = dict(failed.value.output or {})
+    assert (output["total"], output["truncated"]) == (SHOWN_ENTRIES + 1, True)
+    assert len(json.dumps(output["entries"])) <= LIMITS.output_bytes
 
 
 def test_what_is_not_text_is_refused(tree: Tree) -> None:

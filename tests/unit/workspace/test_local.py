@@ -120,6 +120,13 @@ async def test_workspaces_do_not_see_each_other(house: Local, prepared: Prepared
         assert not (await other.patch("nothing")).diff
 
 
+async def test_a_folder_that_is_read_is_named_with_what_is_in_it(house: Local, prepared: Prepared) -> None:
+    async with house.workspaces.open(prepared, "a") as workspace:
+        found = await house.call(workspace, "files.read", path="src")
+    assert (found.status, found.error) == (ToolStatus.ERROR, "'src' is a folder, not a file")
+    assert "utils.py" in found.output["entries"]
+
+
 async def test_every_kind_of_change_arrives_in_the_patch(house: Local, prepared: Prepared) -> None:
     code = """
 import os, shutil

@@ -23,6 +23,8 @@ def result_text(result: ToolResult, most: int) -> str:
     """Return what a call came to, within about `most` characters."""
     if result.status is ToolStatus.SUCCESS:
         return clip(_READERS.get(result.tool, output_text)(result.output), most)
+    if result.tool == "files.read" and isinstance(entries := result.output.get("entries"), list):
+        return clip(_folder(result.output, entries), most)
     rest = _READERS.get(result.tool, output_text)(result.output) if result.output else ""
     return clip(f"{result.status}: {result.error}\n{rest}".rstrip("\n"), most)
 
@@ -35,6 +37,13 @@ def _file(output: Mapping[str, Any]) -> str:
         return f"{output.get('path', '')}: no such lines; the file has {total}"
     numbered = [f"{number:>6}\t{line}" for number, line in enumerate(lines, start)]
     return "\n".join([f"{output.get('path', '')}, lines {start} to {start + len(lines) - 1} of {total}", *numbered])
+
+
+def _folder(output: Mapping[str, Any], entries: Sequence[Any]) -> str:
+    names = [str(name) if str(name).isprintable() else repr(name) for name in entries]
+    total = output.get("total", len(names))
+    left_out = f", the first {len(names)} are shown" if output.get("truncated") else ""
+    return "\n".join([f"{output.get('path', '')} is a folder with {total} entries{left_out}:", *names])
 
 
 def _shell(output: Mapping[str, Any]) -> str:
