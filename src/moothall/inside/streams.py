@@ -115,9 +115,15 @@ _NEXTEST = re.compile(
 )
 _NEXTEST_START = re.compile(r"\s+(?:Nextest run ID \S+ with|Starting \d+ tests? across) ")
 _NEXTEST_GREEN = frozenset({"PASS", "LEAK", "FLAKY"})
-_TAP = re.compile(r"(?P<indent> *)(?P<bad>not )?ok\b(?: +(?P<number>\d+))?(?: +-)? *(?P<name>.*)$")
+_TAP = re.compile(r"(?P<indent> *)(?P<bad>not )?ok\b(?: +(?P<number>\d+))?(?P<dash> +-)? *(?P<name>.*)$")
 _TAP_START = re.compile(r"TAP version \d+$| *1\.\.\d+(?: |$)")
-_TAP_NOTE = re.compile(r"(?P<indent> *)# (?:Subtest: )?(?P<name>.+)$")
+_TAP_NOTE = re.compile(r"(?P<indent> *)# (?P<subtest>Subtest: )?(?P<name>.+)$")
+# Comments that head no section: what a test logged or why it failed (ava, Perl, bats), and counts at the end.
+_TAP_REMARK = re.compile(
+    r"\s|\((?:in test file|from function) |(?:tests|suites|pass|fail|skip|todo|cancelled|skipped|failed|duration_ms) +[\d.]+$|Ran \d+ test"
+)
+_AVA_HOOK = re.compile(r"(?:^| \u203a )(?:before|beforeEach|after|afterEach)(?:\.always)? hook\b")
+_AVA_SEPARATOR = " \u203a "
 # What runs the scripts of several packages at once puts the package before each line: pnpm, yarn, turbo.
 _MEMBER = re.compile(r"(?:(?P<path>[\w@.+/-]{1,200})[ :][\w:-]{1,60}|\[(?P<name>[\w@.+/-]{1,200})\]): ")
 _DIRECTIVE = re.compile(r"(?:^|\s+)# (?P<word>SKIP|TODO|time=[\d.]+ms)\b.*$", re.IGNORECASE)
@@ -142,6 +148,7 @@ class Plain:
         self._tap_red = ""
         self._tap_inset = ""
         self._tap_open = False
+        self._tap_subtests = False
 
     def line(self, text: str) -> str:
         """Read one."""
@@ -251,12 +258,20 @@ class Plain:
     def _read_tap(self, text: str) -> None:
         if _TAP_START.match(text):
             self._tap = True
+            if text[:1] == "T":  # another program's, as of `tape a.js && tape b.js`
+                self._above, self._tap_subtests = [], False
         elif ": TAP version" in text and self._of_member(text):
             return
         elif self._tap and (found := _TAP.match(text)):
-            self._tap_case(len(found["indent"]) // 4, found["name"], found["number"] or "", bad=bool(found["bad"]))
+            depth = len(found["indent"]) // 4
+            if depth == 0 and self._above and found["dash"] and _is_of_ava(self._above[0], found["name"]):
+                self._above = []
+            self._tap_case(depth, found["name"], found["number"] or "", bad=bool(found["bad"]))
         elif self._tap and (found := _TAP_NOTE.match(text)) and len(found["indent"]) // 4 < _DEEPEST:
             depth = len(found["indent"]) // 4
+            self._tap_subtests = self._tap_subtests or bool(found["subtest"])
+            if not found["subtest"] and (self._tap_subtests or _TAP_REMARK.match(found["name"])):
+                return
             self._above[depth:] = [*[""] * (depth - len(self._above)), found["name"]]
 
     def _tap_case(self, depth: int, name: str, number: str, *, bad: bool) -> None:
@@ -270,6 +285,15 @@ class Plain:
         case = self._cases.next_id(" > ".join([*filter(None, (self._member, *above)), name]))
         self._cases.tell(case, result)
         self._tap_red, self._tap_inset, self._tap_open = case if result == FAILED else "", f"{' ' * 4 * depth}  ", False
+
+
+def _is_of_ava(comment: str, name: str) -> bool:
+    """Whether a comment before a test point is ava's: the title of a hook that logged something. It heads no section, and which one
+    comes last before a test depends on the order in which files end.
+    """
+    if _AVA_HOOK.search(comment) or comment.endswith(f" for {name.rpartition(_AVA_SEPARATOR)[2]}"):
+        return True
+    return _AVA_SEPARATOR in comment and _AVA_SEPARATOR in name
 
 
 def _milliseconds(seconds: str) -> int:

@@ -201,6 +201,114 @@ def test_tap_of_several_packages_at_once_is_told_apart_by_what_their_lines_begin
     assert shown == _SEVERAL
 
 
+# As ava 6 prints it, with more than one file and with one.
+AVA = """TAP version 13
+ok 1 - b \u203a adds - one
+ok 2 - b \u203a hook
+#   x \u203a y
+not ok 3 - a \u203a later # TODO
+# a \u203a before hook
+#   one log line
+# a \u203a beforeEach hook for adds - one
+#   hook log
+# a \u203a clean up for fails
+#   hook log
+ok 4 - a \u203a adds - one
+#   in test
+not ok 5 - a \u203a fails
+  ---
+    name: AssertionError
+  ...
+#   bad
+ok 6 - d \u203a x
+
+1..5
+# tests 5
+# pass 4
+# fail 1
+"""
+AVA_ALONE = """TAP version 13
+# before hook
+#   one log line
+ok 1 - clean
+# afterEach.always hook for clean
+#   hook log
+ok 2 - adds
+# clean up for adds
+#   gone
+ok 3 - adds
+"""
+
+
+def test_comments_of_ava_head_no_section() -> None:
+    cases, _ = read(AVA, "npm")
+    assert cases.results == {
+        "b \u203a adds - one": "passed",
+        "b \u203a hook": "passed",
+        "a \u203a later": "skipped",
+        "a \u203a adds - one": "passed",
+        "a \u203a fails": "failed",
+        "d \u203a x": "passed",
+    }
+    assert cases.said == {"a \u203a fails": "  name: AssertionError"}
+    assert [*read(AVA_ALONE, "npm")[0].results] == ["clean", "adds", "adds #2"]
+
+
+def test_ava_s_cases_have_one_name_in_whatever_order_its_files_end() -> None:
+    hooks, tests = "# browser \u203a beforeEach hook for a\n#   page\n", "ok 1 - main \u203a b\nok 2 - browser \u203a a\n"
+    first, last = (read(f"TAP version 13\n{text}", "npm")[0] for text in (hooks + tests, tests + hooks))
+    assert first.results == last.results
+
+
+# As tape 5 prints it: a comment is the title of a test, and there is no dash before what was asserted.
+TAPE = """TAP version 13
+# adds
+not ok 1 one
+  ---
+    operator: equal
+  ...
+# outer
+ok 2 in outer
+# inner
+ok 3 three
+# a \u203a b
+ok 4 four \u203a five
+
+1..4
+# tests 4
+# pass  3
+# fail  1
+
+TAP version 13
+ok 1 of another program
+"""
+
+
+def test_comments_of_tape_head_a_section() -> None:
+    assert [*read(TAPE, "npm")[0].results] == [
+        "adds > one",
+        "outer > in outer",
+        "inner > three",
+        "a \u203a b > four \u203a five",
+        "of another program",
+    ]
+
+
+def test_zora_heads_sections_with_comments_though_it_writes_a_dash() -> None:
+    assert [*read("TAP version 13\n# adds\nok 1 - one\nok 2 - two\n# more\nok 3 - one\n", "npm")[0].results] == [
+        "adds > one",
+        "adds > two",
+        "more > one",
+    ]
+
+
+def test_what_tests_print_heads_no_section() -> None:
+    node = "TAP version 13\n# Subtest: suite\n    # Subtest: one\n    ok 1 - one\n# printed by a file\n    # Subtest: two\n    ok 2 - two\n    1..2\nok 1 - suite\n"
+    assert [*read(node, "npm")[0].results] == ["suite > one", "suite > two", "suite"]
+    bats = "1..2\nnot ok 1 adds\n# (in test file a.bats, line 3)\n#   `false' failed\nok 2 takes\n"
+    assert [*read(bats, "make")[0].results] == ["adds", "takes"]
+
+
 def test_what_a_red_case_of_tap_says_ends_where_it_is_not_set_in_any_more() -> None:
     cases, _ = read("TAP version 13\n# a\nnot ok 1 b\n  ---\n  at: x\n\n  ok 9 c\nnot ok 2 d\n    ok 1 e\nok 3 f\n", "npm")
     assert cases.results == {"a > b": "failed", "a > d": "failed", "a > e": "passed", "a > f": "passed"}
