@@ -6,20 +6,23 @@ base's own. The whole suite is the business of the clean re-check.
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from moothall import telemetry
+from moothall.council.case_files import case_files, files_to_run, import_pattern, importing, in_names_of, is_about, near_cases
 from moothall.council.coding import TurnContext
-from moothall.council.prompting.excerpt import looks_like_test, stem
+from moothall.council.prompting.excerpt import looks_like_test
 from moothall.domain.evidence import RED, CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, Proposal
 from moothall.domain.repository import Patch, Prepared, checks_near
 from moothall.domain.secrets import brings_secret
+from moothall.domain.tool import ToolCall
 from moothall.errors import PatchRefused
 from moothall.guard.paths import first_covered
 from moothall.guard.seat import SeatContext
@@ -28,12 +31,15 @@ from moothall.ranking.contention import as_errored, hit_limit_under_load
 from moothall.ranking.screening.joined import joined_secrets
 
 Clean = Callable[[str], str]
+T = TypeVar("T")
 _NOT_TAKEN_OVER = (
     "the change writes what looks like a key or password into a file; take it out again: read it from the environment, or in a "
     "test make it of parts."
 )
 _MOST_IDS = 200  # on a command line; more are run by their files
-_TEST_AFFIX = re.compile(r"^test[_-]|[_.-](?:test|tests|spec)$")
+_SEARCH_SECONDS = 10.0
+_UNPICKED = re.compile(r"(?:^|[/ ])(?:cargo|npm|npx|pnpm|yarn|bun|node)\b")
+"""Commands that run either some cases or new test files, and not both at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,8 @@ class Standing:
     green: bool = False
     proven: bool = False
     whole: bool = True
+    narrowed: tuple[str, ...] = ()
+    """The checks of which only the cases near the change were run, or none."""
     lost: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
     still_red: tuple[str, ...] = ()
@@ -106,10 +114,13 @@ def red_ids(run: CheckRun) -> list[str]:
     return [case for case, outcome in run.cases.items() if outcome in RED]
 
 
-def near(prepared: Prepared, patch: Patch, also: AbstractSet[str], seconds: float) -> Iterator[CheckScope]:
+def near(
+    prepared: Prepared, patch: Patch, also: AbstractSet[str], seconds: float, importers: Sequence[str] = ()
+) -> Iterator[CheckScope]:
     """Yield what is run of each check after this change. A check that took at most `seconds` on the base is run whole;
     of a slower one as many cases as take so long, red ones and `also` first. A slow check without cases that was green on the base
-    is left to the clean re-check, and so is a green one of a project that the change is not near.
+    is left to the clean re-check, and so is a green one of a project that the change is not near. `importers` are test files that import
+    what was changed, the nearest first.
     """
     holding = checks_near(prepared.base.profile, patch.paths)
     for name in prepared.base.profile.checks:
@@ -119,40 +130,35 @@ def near(prepared: Prepared, patch: Patch, also: AbstractSet[str], seconds: floa
         if base is None or base.duration_ms <= seconds * 1000 or not (base.cases or base.verdict == "passed"):
             yield CheckScope(name)
         elif base.cases:
-            yield CheckScope(name, False, _choose_cases(prepared, base, patch, also, seconds * 1000), patch.tests)
+            yield CheckScope(
+                name, False, _choose_cases(prepared, base, patch, also, most_ms=seconds * 1000, importers=importers), patch.tests
+            )
 
 
-def _choose_cases(prepared: Prepared, base: CheckRun, patch: Patch, also: AbstractSet[str], most_ms: float) -> tuple[str, ...]:
+def _choose_cases(
+    prepared: Prepared, base: CheckRun, patch: Patch, also: AbstractSet[str], *, most_ms: float, importers: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the cases that failed on the base and those in `also`, then those near the change, as many as take `most_ms`."""
+    files = case_files(base.cases, prepared.files, prepared.base.profile.folders.get(base.check, ""))
     first = [case for case, outcome in base.cases.items() if outcome in RED or case in also]
-    files = {case: file_of(case, prepared.files) for case in base.cases}
     first = [case for case in first if files[case] not in patch.paths]  # its test file is run as it is now, or gone
     subjects = [path for path in patch.paths if path not in patch.tests]
-    related = {file for file in set(files.values()) if any(_tests(file, path) for path in subjects)} - {*patch.paths}
+    by_file: dict[str, list[str]] = {}
+    for case, file in files.items():
+        by_file.setdefault(file, []).append(case)
+    named = [file for file in by_file if any(is_about(file, path) for path in subjects)]
+    related = [file for file in dict.fromkeys((*named, *importers)) if file in by_file and file not in patch.paths]
+    nearest = [*(case for file in related for case in by_file[file]), *near_cases(by_file.get("", ()), subjects)]
     used: float = sum(base.durations.get(case, 0) for case in first)
     taken = dict.fromkeys(first)
-    share = base.duration_ms / max(len(base.cases), 1)  # where the runner does not say how long a case took
-    for case, file in files.items():
-        used += base.durations.get(case, share) if case not in taken and file in related else 0
-        if file in related and used <= most_ms:
+    share = (
+        0 if base.durations else base.duration_ms / max(len(base.cases), 1)
+    )  # where the runner does not say how long a case took
+    for case in nearest:
+        used += base.durations.get(case, share) if case not in taken else 0
+        if used <= most_ms:
             taken[case] = None
     return tuple(taken)
-
-
-def file_of(case: str, files: Sequence[str]) -> str:
-    """Return the file that a case's id begins with, empty where it names none."""
-    head = case.partition("::")[0]
-    return head if head in files else ""
-
-
-def _tests(file: str, path: str) -> bool:
-    """Whether a test file is about `path` by its name: tests/test_a.py, a.test.ts, a_test.go; or lies in a package's folder."""
-    if not file:
-        return False
-    if file.endswith("_test.go"):
-        return posixpath.dirname(file) == posixpath.dirname(path)
-    subject = _TEST_AFFIX.sub("", stem(file))
-    name = stem(path)
-    return subject == (posixpath.basename(posixpath.dirname(path)) if name in {"__init__", "index", "mod", "lib"} else name)
 
 
 async def stand(
@@ -187,7 +193,7 @@ async def _look(place: Workplace, prepared: Prepared, patch: Patch, seconds: flo
     """Run what is near the change and return the workspace's state."""
     context, also, task = place.turn.context, place.also, place.task
     profile = prepared.base.profile
-    chosen = list(near(prepared, patch, also, seconds))
+    chosen = list(near(prepared, patch, also, seconds, await _find_importers(context, prepared, patch, seconds)))
     runs: dict[str, CheckRun] = {}
     with telemetry.span("own checks", {"moothall.workspace": context.workspace_id}):
         for item in chosen:
@@ -212,24 +218,81 @@ async def _look(place: Workplace, prepared: Prepared, patch: Patch, seconds: flo
         green=passes_gates(candidate) and not found.unsolved,
         proven=is_done(found),
         whole=len(chosen) == len(profile.checks) and all(item.whole for item in chosen),
+        narrowed=tuple(item.check for item in chosen if not item.whole),
         lost=found.regressions,
         fixed=found.fixed,
         still_red=found.still_red,
     )
 
 
+async def _find_importers(context: SeatContext, prepared: Prepared, patch: Patch, seconds: float) -> tuple[str, ...]:
+    """Return the test files that import what was changed, the nearest first; none where every check is quick."""
+    subjects = [path for path in patch.paths if path not in patch.tests]
+    if not subjects or all(run.duration_ms <= seconds * 1000 for run in prepared.runs.values()):
+        return ()
+    deadline = min(context.deadline, datetime.now(UTC) + timedelta(seconds=_SEARCH_SECONDS))
+    lines: list[tuple[str, str]] = []
+    for glob in ("**/*test*/**", "**/*test*", "**/*spec*"):
+        call = ToolCall("importers", "files.search", {"pattern": import_pattern(subjects), "glob": glob}, deadline)
+        found = (await context.workspace.call(call)).output.get("matches")
+        if isinstance(found, list):
+            lines += [(str(one.get("path")), str(one.get("text"))) for one in found if isinstance(one, Mapping)]
+    return tuple(importing(lines, subjects))
+
+
 async def _run(context: SeatContext, prepared: Prepared, item: CheckScope) -> CheckRun:
+    if not item.whole and item.cases and item.paths and _runs_one_kind(prepared, item.check):
+        known = await _run_scope(context, prepared, replace(item, paths=()))
+        return _join(known, await _run_scope(context, prepared, replace(item, cases=())))
+    return await _run_scope(context, prepared, item)
+
+
+def _runs_one_kind(prepared: Prepared, check: str) -> bool:
+    return any(_UNPICKED.search(word) for word in prepared.base.profile.checks.get(check, ())[:4])
+
+
+def _join(one: CheckRun, other: CheckRun) -> CheckRun:
+    """Return two runs of a check as one: the worse verdict, and all cases."""
+    worse, better = (one, other) if one.verdict != "passed" else (other, one)
+    return replace(
+        worse,
+        cases={**one.cases, **other.cases},
+        durations={**one.durations, **other.durations},
+        details={**one.details, **other.details},
+        duration_ms=one.duration_ms + other.duration_ms,
+        output="\n".join(filter(None, (worse.output, better.output))),
+    )
+
+
+async def _run_scope(context: SeatContext, prepared: Prepared, item: CheckScope) -> CheckRun:
     paths: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
-    if not item.whole:
-        files = dict.fromkeys(file for case in item.cases if (file := file_of(case, prepared.files)))
-        paths = (*files, *item.paths)
-        ids = (*(item.cases if len(item.cases) <= _MOST_IDS else files), *item.paths)
     base = prepared.runs.get(item.check)
+    if not item.whole:
+        folder = prepared.base.profile.folders.get(item.check, "")
+        named = files_to_run(item.cases, prepared.files, folder)
+        paths = (*named, *item.paths)
+        ids = item.cases if len(item.cases) <= _MOST_IDS else named or item.cases[:_MOST_IDS]
+        if not _runs_one_kind(prepared, item.check):
+            ids = (*ids, *item.paths)
+        ids = tuple(one.removeprefix(f"{folder}/") if one in paths and folder else one for one in ids)
     run = await context.workspace.check(item.check, paths=paths, cases=ids, deadline=context.deadline)
     if hit_limit_under_load(run, base):
         run = await context.workspace.check(item.check, paths=paths, cases=ids, deadline=context.deadline, alone=True)
+    if base is not None and paths and (other := in_names_of(run.cases, _cases_in(prepared, base, paths))):
+        run = replace(
+            run, cases=_renamed(run.cases, other), details=_renamed(run.details, other), durations=_renamed(run.durations, other)
+        )
     return as_errored(run, base) if hit_limit_under_load(run, base) else run
+
+
+def _cases_in(prepared: Prepared, base: CheckRun, paths: Sequence[str]) -> Iterator[str]:
+    files = case_files(base.cases, prepared.files, prepared.base.profile.folders.get(base.check, ""))
+    return (case for case, file in files.items() if file in paths)
+
+
+def _renamed(by_case: Mapping[str, T], names: Mapping[str, str]) -> dict[str, T]:
+    return {names.get(case, case): value for case, value in by_case.items()}
 
 
 def _base_of(prepared: Prepared, item: CheckScope, runs: Mapping[str, CheckRun]) -> CheckRun:

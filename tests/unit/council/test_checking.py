@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.council.checking import CheckScope, Standing, near
+from moothall.council.checking import CheckScope, Standing, Workplace, near, stand
+from moothall.council.coding import TurnContext
 from moothall.council.prompting.report import check_text, verdict_text
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared, Profile
+from moothall.domain.tool import ToolResult, ToolStatus
+from support.gate import Room, open_house
 
 FILES = ("src/pkg/a.py", "src/pkg/b.py", "tests/test_a.py", "tests/test_b.py")
 CASES = {
@@ -126,3 +133,64 @@ def test_a_changed_test_file_is_run_as_it_is_now() -> None:
     change = patch("tests/test_b.py", tests=("tests/test_b.py",))
     assert list(near(prepared(60_000), change, frozenset(), 10)) == [CheckScope("tests", False, (), ("tests/test_b.py",))]
     assert list(near(prepared(60_000), patch("tests/test_b.py"), frozenset(), 10)) == [CheckScope("tests", False)]
+
+
+class Checked(Room):
+    """A workspace with a change and a check, which remembers how it was asked to run and answers with what the files hold."""
+
+    def __init__(self, change: Patch, imports: Sequence[dict[str, Any]], held: dict[tuple[str, ...], list[str]]) -> None:
+        super().__init__(lambda call: ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS, {"matches": list(imports)}))
+        self.change, self.held = change, held
+        self.asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+
+    async def patch(self, message: str) -> Patch:
+        return replace(self.change, message=message)
+
+    async def check(self, name: str, paths: Sequence[str] = (), *_: Any, cases: Sequence[str] = (), **__: Any) -> CheckRun:
+        self.asked.append((tuple(paths), tuple(cases)))
+        return CheckRun(name, Verdict.PASSED, dict.fromkeys(self.held[tuple(paths)], "passed"))
+
+
+async def look(tmp_path: Path, room: Checked, base: Prepared) -> Standing:
+    async with open_house(tmp_path) as house:
+        seat = replace(house.seat(), workspace=room)
+        place = Workplace(TurnContext(seat, house.gate), base)
+        return (await stand(place, base, Standing(), "turn 1", clean=str, seconds=10))[0]
+
+
+def slow(command: str, cases: Sequence[str], files: tuple[str, ...]) -> Prepared:
+    run = CheckRun("tests", Verdict.PASSED, dict.fromkeys(cases, "passed"), duration_ms=20_000)
+    return Prepared(Base("r", "0" * 40, Profile(checks={"tests": tuple(command.split())})), "k", files, {"tests": run})
+
+
+async def test_of_ava_the_files_that_import_the_change_run_beside_the_seat_s_own_test(tmp_path: Path) -> None:
+    cases = ["retry \u203a one", "retry \u203a two", "main \u203a one", *(f"main \u203a {number}" for number in range(97))]
+    base = slow("npm exec --call ava", cases, ("source/merge.ts", "test/main.ts", "test/retry.ts"))
+    change = Patch("0" * 40, "1" * 40, "+x", ("source/merge.ts", "test/new.ts"), ("test/new.ts",))
+    imports = [{"path": "test/retry.ts", "line": 1, "text": "import {merge} from '../source/merge.js';"}]
+    room = Checked(change, imports, {("test/retry.ts",): ["one", "two"], ("test/new.ts",): ["fixed"]})
+    state = await look(tmp_path, room, base)
+    assert room.asked == [(("test/retry.ts",), ("retry \u203a one", "retry \u203a two")), (("test/new.ts",), ())]
+    assert [*state.runs["tests"].cases] == ["retry \u203a one", "retry \u203a two", "fixed"]
+    assert (state.narrowed, state.lost, state.whole) == (("tests",), (), False)
+
+
+async def test_of_cargo_the_cases_of_the_module_run_beside_the_seat_s_own_test(tmp_path: Path) -> None:
+    cases = ["m src/lib.rs::a::tests::x", "m src/lib.rs::b::tests::y", *(f"m tests/z.rs::{number}" for number in range(98))]
+    base = slow("cargo test", cases, ("src/a.rs", "src/b.rs", "tests/z.rs"))
+    change = Patch("0" * 40, "1" * 40, "+x", ("src/a.rs", "tests/new.rs"), ("tests/new.rs",))
+    room = Checked(change, (), {(): cases[:1], ("tests/new.rs",): ["new tests/new.rs::fixed"]})
+    state = await look(tmp_path, room, base)
+    (_, ids), (paths, none) = room.asked
+    assert (ids[0], paths, none) == (cases[0], ("tests/new.rs",), ())
+    assert [*state.runs["tests"].cases] == [cases[0], "new tests/new.rs::fixed"]
+
+
+@pytest.mark.parametrize("command", ["python -m pytest", "go test ./..."])
+async def test_other_runners_take_cases_and_files_at_once(tmp_path: Path, command: str) -> None:
+    base = slow(command, ["tests/test_a.py::x", "tests/test_b.py::y"], FILES)
+    change = Patch("0" * 40, "1" * 40, "+x", ("src/pkg/a.py", "tests/test_new.py"), ("tests/test_new.py",))
+    paths = ("tests/test_a.py", "tests/test_new.py")
+    room = Checked(change, (), {paths: ["tests/test_a.py::x", "tests/test_new.py::z"]})
+    await look(tmp_path, room, base)
+    assert room.asked == [(paths, ("tests/test_a.py::x", "tests/test_new.py"))]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from moothall.council.prompting.frames import Known, Red, red_cases
@@ -223,7 +223,7 @@ def failing_files(red: Sequence[Red], prepared: Prepared) -> list[str]:
 
 def _paths_of(item: Red, prepared: Prepared) -> list[str]:
     name = item.case.partition("::")[0].partition(" > ")[0]
-    if path := _file_of(name, prepared.files, prepared.base.profile.folders.get(item.check, "")):
+    if path := named_file(name, prepared.files, prepared.base.profile.folders.get(item.check, "")):
         return [path]
     if framed := [path for path, _ in item.frames if looks_like_test(path)]:
         return list(dict.fromkeys(framed))
@@ -238,7 +238,7 @@ def looks_like_test(path: str) -> bool:
     return _TEST_AFFIX.search(stem(path)) is not None or path.startswith("tests/") or "/tests/" in path
 
 
-def _file_of(name: str, files: Sequence[str], folder: str) -> str:
+def named_file(name: str, files: Collection[str], folder: str) -> str:
     """A runner says `tests/test_a.py` or `tests.test_a` or `tests.test_a.TestClass`, perhaps from a folder."""
     for said in (posixpath.join(folder, name), name):
         if said in files:

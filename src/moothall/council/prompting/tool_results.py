@@ -80,6 +80,8 @@ def is_clean(state: Standing, prepared: Prepared, left_out: Mapping[str, str]) -
     """Whether nothing speaks against a submission as far as the checks near it tell: no new failure, nothing lost, and some test ran."""
     if state.lost or left_out:
         return False
+    if any(_known_cases(run, prepared) == 0 for name, run in state.runs.items() if name in state.narrowed):
+        return False
     if any(run.status != "success" or new_failures(run, prepared.runs.get(name)) for name, run in state.runs.items()):
         return False
     return any(run.cases for run in state.runs.values()) or not any(run.cases for run in prepared.runs.values())
@@ -94,19 +96,34 @@ def submission_text(state: Standing, prepared: Prepared, left_out: Mapping[str, 
     if not any(run.cases for run in state.runs.values()) and any(run.cases for run in prepared.runs.values()):
         parts.append("0 tests ran near your change: nothing shows that it works.")
     share = most // (len(state.runs) + 1)
-    parts += [_check_text(run, prepared, share) for run in state.runs.values()]
+    parts += [_check_text(run, prepared, share, narrowed=name in state.narrowed) for name, run in state.runs.items()]
+    parts += [_left_out_text(name, prepared) for name in state.narrowed if name not in state.runs]
     if state.lost:
         parts.append(f"Passed before your change and not after it: {_names(state.lost)}.")
     return clip("\n\n".join(parts), most)
 
 
-def _check_text(run: CheckRun, prepared: Prepared, most: int) -> str:
+def _known_cases(run: CheckRun, prepared: Prepared) -> int:
+    """Return how many of the tests that ran are the base's."""
+    base = prepared.runs.get(run.check)
+    return sum(case in base.cases for case in run.cases) if base is not None else 0
+
+
+def _left_out_text(check: str, prepared: Prepared) -> str:
+    return f"{check}: 0 of {len(prepared.runs[check].cases)} existing tests ran: none was found near your change. Run those that matter."
+
+
+def _check_text(run: CheckRun, prepared: Prepared, most: int, *, narrowed: bool) -> str:
     base = prepared.runs.get(run.check)
     new = new_failures(run, base)
     old = [case for case in red_ids(run) if case not in new]
     passed = sum(outcome == "passed" for outcome in run.cases.values())
     counted = f"{len(run.cases)} tests ran, {passed} passed" if run.cases else str(run.verdict)
     lines = [f"{run.check}: {counted}, {run.duration_ms / 1000:.1f} s"]
+    if narrowed and base is not None:
+        known = _known_cases(run, prepared)
+        near = "those near your change" if known else "none was found near your change. Run those that matter"
+        lines.append(f"{known} of {len(base.cases)} existing tests ran: {near}.")
     if argv := prepared.base.profile.checks.get(run.check):
         lines.append(f"command of the whole check: {clip(shlex.join(argv), _COMMAND_CHARS)}")
     if run.status != "success":
