@@ -11,7 +11,6 @@ from typing import Any
 from moothall.domain.chat import FunctionCall, FunctionTool
 from moothall.domain.tool import Action
 from moothall.tools.catalogue import ToolSpec
-from moothall.tools.code_tools import USUAL_SECONDS
 
 SUBMIT = "submit"
 BASH, VIEW, EDIT, WRITE = "code.shell", "files.read", "files.edit", "files.write"
@@ -51,15 +50,16 @@ class _Short:
     required: tuple[str, ...]
     translate: Callable[[dict[str, Any]], dict[str, Any]]
 
-    @property
-    def offered(self) -> FunctionTool:
+    def offer(self, spec: ToolSpec) -> FunctionTool:
+        """Return what the model is offered; the description names the limits of the catalogue's tool."""
         shape = {
             "type": "object",
             "properties": dict(self.arguments),
             "required": list(self.required),
             "additionalProperties": False,
         }
-        return FunctionTool(self.name, self.description, shape)
+        usual, most = (f"{seconds:g}" for seconds in (spec.caps.usual_seconds, spec.caps.seconds))
+        return FunctionTool(self.name, self.description.replace("USUAL", usual).replace("MOST", most), shape)
 
 
 def _range(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -86,9 +86,10 @@ _PATH = {"type": "string", "description": "relative to the root of the repositor
 _SHORT: Mapping[str, _Short] = {
     BASH: _Short(
         "bash",
-        "Run a command in bash. The working directory stays from call to call, and begins as the root of the repository. "
-        f"A command may take {USUAL_SECONDS:g} s, or timeout_seconds. Of long output the head and the tail are shown, and the file that "
-        "holds all of it. git reads the history up to the base commit: log, blame, show, grep, diff, stash.",
+        "Run a command in bash. The working directory is kept from call to call, and begins as the root of the repository; exported "
+        "variables and shell functions are lost, and background processes end with the call. A command may take USUAL s, or "
+        "timeout_seconds, up to MOST. Of long output the head and the tail are shown, and the file that holds all of it. "
+        "git reads the history up to the base commit: log, blame, show, grep, diff, stash.",
         {"command": _TEXT, "timeout_seconds": {"type": "integer", "minimum": 1}},
         ("command",),
         _as_is,
@@ -135,7 +136,7 @@ class SeatTools:
         named: dict[str, ToolSpec] = {}
         for name, short in _SHORT.items():
             if name in known:
-                offered.append(short.offered)
+                offered.append(short.offer(known[name]))
                 named[short.name] = known[name]
         for spec in specs:
             name = spec.name.replace(".", "_")

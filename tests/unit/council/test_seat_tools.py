@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace as replace_field
 from typing import Any
 
 import pytest
@@ -89,3 +90,10 @@ def test_an_ambiguous_edit_is_told_without_a_count() -> None:
         "old text occurs 2 times in 'a.py' (lines 1, 3), not once: send more of the lines around it so that it occurs once, or "
         "all=true to replace all"
     )
+
+
+def test_bash_says_what_a_call_keeps_and_how_long_it_may_take() -> None:
+    shell = CATALOGUE["code.shell"]
+    (bash, *_) = SeatTools.of([replace_field(shell, caps=replace_field(shell.caps, seconds=900))]).offered
+    assert "A command may take 120 s, or timeout_seconds, up to 900." in bash.description
+    assert "exported variables and shell functions are lost, and background processes end with the call" in bash.description

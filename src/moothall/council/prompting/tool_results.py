@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,8 @@ def result_text(result: ToolResult, most: int) -> str:
         return clip(_READERS.get(result.tool, output_text)(result.output), most)
     if result.tool == "files.read" and isinstance(entries := result.output.get("entries"), list):
         return clip(_folder(result.output, entries), most)
-    rest = _READERS.get(result.tool, output_text)(result.output) if result.output else ""
+    output = {name: value for name, value in result.output.items() if name != "exit_code"}  # it ended by what the error says
+    rest = _READERS.get(result.tool, output_text)(output) if output else ""
     return clip(f"{result.status}: {result.error}\n{rest}".rstrip("\n"), most)
 
 
@@ -40,20 +42,37 @@ def _file(output: Mapping[str, Any]) -> str:
 
 
 def _folder(output: Mapping[str, Any], entries: Sequence[Any]) -> str:
-    names = [str(name) if str(name).isprintable() else repr(name) for name in entries]
+    names = [_plain(name) for name in entries]
     total = output.get("total", len(names))
     left_out = f", the first {len(names)} are shown" if output.get("truncated") else ""
     return "\n".join([f"{output.get('path', '')} is a folder with {total} entries{left_out}:", *names])
 
 
 def _shell(output: Mapping[str, Any]) -> str:
-    text = str(output.get("output", ""))
-    others = {name: value for name, value in output.items() if name not in {"output", "exit_code"} and value}
-    head = f"exit code {output.get('exit_code', '?')}"
-    if others:
-        head = f"{head}; {', '.join(f'{name}: {value}' for name, value in others.items())}"
-    text = text.rstrip("\n")
-    return f"{text}\n[{head}]" if text else f"(no output)\n[{head}]"
+    text, code = str(output.get("output", "")), output.get("exit_code")
+    ended = [f"ended by {_signal_name(-code)}" if code < 0 else f"exit code {code}"] if isinstance(code, int) else []
+    if folder := output.get("working_directory"):
+        ended.append(f"the working directory is now {_plain(folder)}")
+    if isinstance(left := output.get("ended_processes"), list) and left:
+        ended.append(f"background processes ended with the call: {', '.join(map(_plain, left))}")
+    known = {"output", "exit_code", "working_directory", "ended_processes"}
+    ended += [
+        str(value) if name == "note" else f"{name}: {value}" for name, value in output.items() if value and name not in known
+    ]
+    foot = f"[{'; '.join(ended)}]" if ended else ""
+    return "\n".join(filter(None, (text.rstrip("\n") or "(no output)", foot)))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"the signal {signal.Signals(number).name}"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _plain(value: object) -> str:
+    """Return a name that others gave on one line."""
+    return str(value) if str(value).isprintable() else repr(str(value))
 
 
 def _edited(output: Mapping[str, Any]) -> str:
