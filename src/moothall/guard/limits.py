@@ -18,6 +18,7 @@ from moothall.domain.tool import ToolStatus
 from moothall.guard.seat import Meter, Stopped
 
 _DEEPEST = 20
+_LONGEST_NAME = 100
 
 
 def check_limits(meter: Meter, limits: GuardSettings) -> None:
@@ -82,12 +83,17 @@ def _cut_mapping(value: Mapping[str, Any], room: int, depth: int) -> dict[str, A
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return at most about `limit` characters: the first third and the last two, and how many are missing."""
+    """Return at most about `limit` characters: the first third and the last two, and how many are missing. A name, and a text that is
+    hardly longer than `limit`, is cut at its end.
+    """
     text = encodable(text)
     if len(text) <= limit:
         return text
     head, tail = limit // 3, limit - limit // 3
-    return f"{text[:head]}\n… {len(text) - head - tail} characters left out …\n{text[len(text) - tail :]}"
+    mark = f"\n… {len(text) - limit} characters left out …\n"
+    if limit < _LONGEST_NAME or len(text) - limit <= len(mark):
+        return f"{text[: max(limit - 1, 0)]}…"
+    return f"{text[:head]}{mark}{text[len(text) - tail :]}"
 
 
 def check_spending(ledger: Ledger | None, meter: Meter, limits: GuardSettings) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from moothall.config import GuardSettings
 from moothall.domain.ids import ROLES
+from moothall.domain.text import encodable
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, InvalidRequest
 from moothall.guard.grants import grant_for, intersection, read_grants, shipped_grants
@@ -242,6 +243,20 @@ def test_a_long_text_does_not_push_out_the_verdict() -> None:
 def test_cut_text_says_how_much_is_missing() -> None:
     assert "900 characters left out" in shorten("x" * 1000, 100)
     assert shorten("short", 100) == "short"
+
+
+@pytest.mark.parametrize(("length", "limit"), [(93, 80), (81, 80), (1000, 80), (125, 100), (220, 200), (5, 1), (5, 0)])
+def test_a_name_and_what_is_hardly_too_long_is_cut_at_its_end(length: int, limit: int) -> None:
+    cut = shorten("x" * length, limit)
+    assert cut == "x" * (limit - 1) + "…"
+    assert len(cut) <= max(limit, 1)
+
+
+@given(st.text(max_size=2000), st.integers(0, 1500))
+def test_what_is_cut_is_no_longer_than_before(text: str, limit: int) -> None:
+    cut = shorten(text, limit)
+    assert len(cut) <= max(len(encodable(text)), 1)
+    assert cut.startswith(encodable(text)[: min(limit // 3, max(limit - 1, 0))])
 
 
 def test_a_seats_seconds_are_held_while_it_runs_and_booked_after() -> None:
