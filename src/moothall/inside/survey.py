@@ -75,7 +75,8 @@ def survey(root: int, files: Sequence[tuple[str, int]], args: Mapping[str, Any],
     """Return `spans` ({path, name, line, text}), `homes` (paths), `example` (a span or nothing) and `map`.
 
     `files` are the paths and sizes of all there are. Arguments: `frames` (lists of path and line), `tests` (lists of path and name),
-    `paths` and `words` that count more than others, `names` whose `homes` (files that define them) are looked for, and the limits `files`, `bytes`, `map_chars`.
+    `paths` and `words` that count more than others, `names` whose `homes` (files that define them) are looked for, `known` (the only paths
+    that are read, where there are any), and the limits `files`, `bytes`, `map_chars`.
     """
     seeds = list(dict.fromkeys([path for path, _ in args["frames"]] + [path for path, _ in args["tests"]] + list(args["paths"])))
     sources = {source.path: source for source in _read(root, files, seeds, args, limits)}
@@ -114,6 +115,10 @@ def _read(
         )
 
     known = [(path, size) for path, size in files if language_of(path) and not _SKIPPED.intersection(path.split("/")[:-1])]
+    if tracked := frozenset(args.get("known") or ()):
+        known = [(path, size) for path, size in known if path in tracked]
+    modules = {path for path, _ in known}
+    known = [(path, size) for path, size in known if not _is_stub_of(path, modules) or path in seeds]
     left = int(args["bytes"])
     for path, size in sorted(known, key=lambda item: far(item[0]))[: int(args["files"])]:
         if size > left or not size:
@@ -130,6 +135,11 @@ def _read(
         captured = library().QueryCursor(_query(language)).captures(tree).get("r", [])
         calls = Counter(data[node.start_byte : node.end_byte].decode("utf-8", "replace") for node in captured)
         yield _Source(path, language, data, tree, list(definitions(tree, language)), calls)
+
+
+def _is_stub_of(path: str, modules: set[str]) -> bool:
+    """Whether a path is the stub of a module that is there too."""
+    return path.endswith(".pyi") and path[:-1] in modules
 
 
 def _steps(one: str, other: str) -> int:

@@ -137,3 +137,23 @@ def test_invalid_bytes_in_one_file_do_not_end_a_survey(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_bytes("# ä ö ü\n".encode() + b"# \xe4\ndef f():\n    return 1\n")
     (span,) = survey(tmp_path, frames=[["a.py", 4]])["spans"]
     assert span["name"] == "f"
+
+
+def test_files_that_git_does_not_know_and_stubs_of_modules_are_left_out(tmp_path: Path) -> None:
+    for path in ("source/a.ts", "distribution/a.ts"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text("export function add(a: number): number {\n\treturn other(a);\n}\n")
+    for path in ("source/b.ts", "pkg.py", "pkg.pyi", "alone.pyi"):
+        (tmp_path / path).write_text(
+            "export function other(a) {\n\treturn add(a);\n}\n" if path.endswith("ts") else "def total(a): ...\n"
+        )
+    everything = survey(tmp_path, words=["add", "total"])
+    assert "distribution/a.ts:" in everything["map"]
+    assert "pkg.pyi:" not in everything["map"]
+    assert everything["parsed"] == 5  # all but pkg.pyi
+    known = ["source/a.ts", "source/b.ts", "pkg.py", "pkg.pyi", "alone.pyi"]
+    tracked = survey(tmp_path, words=["add", "total"], known=known)
+    assert "source/a.ts:" in tracked["map"]
+    assert "distribution" not in tracked["map"]
+    assert tracked["parsed"] == 4
+    assert survey(tmp_path, paths=["pkg.pyi"], known=known)["parsed"] == 5  # it was asked for

@@ -21,6 +21,7 @@ from moothall.ports import Workspaces
 
 _SPANS, _TEXT_CHARS, _NAME_CHARS, _HOMES = 60, 8000, 300, 10
 _KEPT = 32
+_KNOWN_CHARS = 400_000
 _log = telemetry.get_logger(__name__)
 
 
@@ -83,7 +84,7 @@ class Surveyor:
 
     async def _ask(self, prepared: Prepared, order: SurveyOrder, key: str) -> Survey:
         limits = self._limits
-        wanted = asdict(order) | {"files": limits.map_files, "bytes": limits.map_bytes}
+        wanted = asdict(order) | {"files": limits.map_files, "bytes": limits.map_bytes, "known": _code_files(prepared)}
         deadline = datetime.now(UTC) + timedelta(seconds=limits.map_seconds)
         async with self._workspaces.open(prepared, f"survey-{key[:12]}") as workspace:
             result = await workspace.call(ToolCall(f"survey-{key[:12]}", "files.survey", wanted, deadline))
@@ -95,6 +96,12 @@ class Surveyor:
             )
             return Survey()
         return read_survey(result.output, set(prepared.files), order.map_chars)
+
+
+def _code_files(prepared: Prepared) -> list[str]:
+    """Return the base's files of code, so that the products of its set-up are left out; none where they are too many to be sent."""
+    found = [path for path in prepared.files if language_of(path)]
+    return found if sum(map(len, found)) <= _KNOWN_CHARS else []
 
 
 def read_survey(output: Mapping[str, Any], known: set[str], map_chars: int) -> Survey:
