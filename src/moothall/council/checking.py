@@ -120,7 +120,7 @@ def near(
     """Yield what is run of each check after this change. A check that took at most `seconds` on the base is run whole;
     of a slower one as many cases as take so long, red ones and `also` first. A slow check without cases that was green on the base
     is left to the clean re-check, and so is a green one of a project that the change is not near. `importers` are test files that import
-    what was changed, the nearest first.
+    what was changed, the nearest first: they are near where no test file is named after it.
     """
     holding = checks_near(prepared.base.profile, patch.paths)
     for name in prepared.base.profile.checks:
@@ -147,7 +147,7 @@ def _choose_cases(
     for case, file in files.items():
         by_file.setdefault(file, []).append(case)
     named = [file for file in by_file if any(is_about(file, path) for path in subjects)]
-    related = [file for file in dict.fromkeys((*named, *importers)) if file in by_file and file not in patch.paths]
+    related = [file for file in dict.fromkeys(named or importers) if file in by_file and file not in patch.paths]
     nearest = [*(case for file in related for case in by_file[file]), *near_cases(by_file.get("", ()), subjects)]
     used: float = sum(base.durations.get(case, 0) for case in first)
     taken = dict.fromkeys(first)

@@ -123,6 +123,8 @@ def test_a_slow_suite_runs_what_is_near_within_the_time() -> None:
         ["tests/test_make.py::x", "tests/test_other.py::x"], ("src/attr/_make.py", "tests/test_make.py", "tests/test_other.py")
     )
     assert chosen(python, "src/attr/_make.py") == ("tests/test_make.py::x",)
+    assert chosen(python, "src/attr/_make.py", importers=("tests/test_other.py",)) == ("tests/test_make.py::x",)
+    assert chosen(python, "src/attr/_cmp.py", importers=("tests/test_other.py",)) == ("tests/test_other.py::x",)
 
 
 def test_cases_of_ava_keep_their_names_when_one_file_runs() -> None:
