@@ -118,6 +118,7 @@ class Prepared:
 
     `files` are the paths of the base in order, `runs` what each check says of the untouched base.
     `key` names the shared read-only checkout and environment. `flaky` are the cases that differed between two runs of it; `bounds` hold in workspaces on it.
+    `notes` say where the sandbox has another version of a language than the project asks for.
     """
 
     base: Base
@@ -126,6 +127,7 @@ class Prepared:
     runs: Mapping[str, CheckRun] = field(default_factory=dict)
     flaky: tuple[str, ...] = ()
     bounds: Bounds = Bounds()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

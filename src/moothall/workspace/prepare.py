@@ -33,6 +33,7 @@ from moothall.workspace.environments import Environments, fresh_beside
 from moothall.workspace.layout import prepared_key
 from moothall.workspace.limits import limit
 from moothall.workspace.local import LocalWorkspaces
+from moothall.workspace.toolchains import choose
 
 
 class Preparer:
@@ -62,7 +63,8 @@ class Preparer:
                 await self._check_out(clone, base, key, tell)
             await self._export_history(clone, base, key, tell)
             await self._environments.make(base, key, clone, tell)
-            prepared = Prepared(base, key, files)
+            notes = () if base.image else choose(base.profile.needs).notes
+            prepared = Prepared(base, key, files, notes=notes)
             prepared = await self._run_checks(prepared, tell)
             useless = {row.check for row in diagnose(prepared).faults}  # a program that is missing may be there next time
             if all(

@@ -171,9 +171,15 @@ def environment_text(prepared: Prepared, overview: Overview) -> str:
     """Return how the repository is checked, how its checks stand, and what the sandbox does not offer."""
     profile = prepared.base.profile
     lines = ["Environment: the dependencies are installed; there is no network."]
-    needs = ", ".join(f"{language} {version}".strip() for language, version in sorted(profile.needs.items()))
+    said = " ".join(prepared.notes).casefold()
+    needs = [
+        f"{language.replace('-pin', ' (pinned)')} {version}"
+        for language, version in sorted(profile.needs.items())
+        if version and f"asks for {language} " not in said
+    ]
     if needs:
-        lines.append(f"The project asks for {needs}.")
+        lines.append(f"The project asks for {', '.join(needs)}.")
+    lines += [f"{note[:1].upper()}{note[1:]}." for note in prepared.notes]
     if not profile.checks:
         lines.append("No check was found in this repository: nothing runs when you submit.")
     for name, argv in profile.checks.items():
