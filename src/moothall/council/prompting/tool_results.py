@@ -26,7 +26,9 @@ def result_text(result: ToolResult, most: int) -> str:
         return clip(_READERS.get(result.tool, output_text)(result.output), most)
     if result.tool == "files.read" and isinstance(entries := result.output.get("entries"), list):
         return clip(_folder(result.output, entries), most)
-    output = {name: value for name, value in result.output.items() if name != "exit_code"}  # it ended by what the error says
+    output = dict(result.output)
+    if isinstance(code := output.get("exit_code"), int) and code < 0:
+        del output["exit_code"]  # the error says why it was ended
     rest = _READERS.get(result.tool, output_text)(output) if output else ""
     return clip(f"{result.status}: {result.error}\n{rest}".rstrip("\n"), most)
 
