@@ -16,6 +16,7 @@ _SEPARATOR = " \u203a "  # ava's
 _SCRIPTS = (".js", ".jsx", ".mjs", ".cjs", ".ts", ".tsx", ".mts", ".cts")
 _LIBTEST = re.compile(r"(?P<binary>[\w-]+) (?P<source>doc|\S+\.rs)(?: #\d+)?\Z")
 _RELATIVE = re.compile(r"""["'](\.{1,2}(?:/[^"'\s]*)?)["']""")
+_WORD = re.compile(r"[^\W\d_]{3,}")
 _STATEMENT = r"^\s*(?:from|import|export|use|\}|(?:const|let|var)\b.*\brequire\b)"
 
 
@@ -165,6 +166,12 @@ def importing(lines: Iterable[tuple[str, str]], paths: Sequence[str]) -> Iterato
             if any(path.startswith(f"{folder}/") or folder in {"", "."} for path in paths):
                 through[file] = None
     yield from dict.fromkeys((*direct, *through))
+
+
+def by_words(files: Iterable[str], text: str) -> list[str]:
+    """Return the files, first those whose names have a word in common with a text."""
+    words = {*_WORD.findall(text.casefold())} - {"test", "tests", "spec"}
+    return sorted(files, key=lambda file: words.isdisjoint(_WORD.findall(stem(file).casefold())))
 
 
 def in_names_of(cases: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:

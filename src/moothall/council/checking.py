@@ -14,7 +14,16 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from moothall import telemetry
-from moothall.council.case_files import case_files, files_to_run, import_pattern, importing, in_names_of, is_about, near_cases
+from moothall.council.case_files import (
+    by_words,
+    case_files,
+    files_to_run,
+    import_pattern,
+    importing,
+    in_names_of,
+    is_about,
+    near_cases,
+)
 from moothall.council.coding import TurnContext
 from moothall.council.prompting.excerpt import looks_like_test
 from moothall.domain.evidence import RED, CheckRun
@@ -193,7 +202,7 @@ async def _look(place: Workplace, prepared: Prepared, patch: Patch, seconds: flo
     """Run what is near the change and return the workspace's state."""
     context, also, task = place.turn.context, place.also, place.task
     profile = prepared.base.profile
-    chosen = list(near(prepared, patch, also, seconds, await _find_importers(context, prepared, patch, seconds)))
+    chosen = list(near(prepared, patch, also, seconds, await _find_importers(place, prepared, patch, seconds)))
     runs: dict[str, CheckRun] = {}
     with telemetry.span("own checks", {"moothall.workspace": context.workspace_id}):
         for item in chosen:
@@ -225,8 +234,9 @@ async def _look(place: Workplace, prepared: Prepared, patch: Patch, seconds: flo
     )
 
 
-async def _find_importers(context: SeatContext, prepared: Prepared, patch: Patch, seconds: float) -> tuple[str, ...]:
-    """Return the test files that import what was changed, the nearest first; none where every check is quick."""
+async def _find_importers(place: Workplace, prepared: Prepared, patch: Patch, seconds: float) -> tuple[str, ...]:
+    """Return the test files that import what was changed, those named after a word of the task first; none where every check is quick."""
+    context = place.turn.context
     subjects = [path for path in patch.paths if path not in patch.tests]
     if not subjects or all(run.duration_ms <= seconds * 1000 for run in prepared.runs.values()):
         return ()
@@ -237,7 +247,7 @@ async def _find_importers(context: SeatContext, prepared: Prepared, patch: Patch
         found = (await context.workspace.call(call)).output.get("matches")
         if isinstance(found, list):
             lines += [(str(one.get("path")), str(one.get("text"))) for one in found if isinstance(one, Mapping)]
-    return tuple(importing(lines, subjects))
+    return tuple(by_words(importing(lines, subjects), f"{place.task} {' '.join(patch.paths)}"))
 
 
 async def _run(context: SeatContext, prepared: Prepared, item: CheckScope) -> CheckRun:

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from moothall.council.case_files import (
+    by_words,
     case_files,
     files_to_run,
     import_pattern,
@@ -125,6 +126,12 @@ def test_a_slow_suite_runs_what_is_near_within_the_time() -> None:
     assert chosen(python, "src/attr/_make.py") == ("tests/test_make.py::x",)
     assert chosen(python, "src/attr/_make.py", importers=("tests/test_other.py",)) == ("tests/test_make.py::x",)
     assert chosen(python, "src/attr/_cmp.py", importers=("tests/test_other.py",)) == ("tests/test_other.py::x",)
+
+
+def test_of_the_files_that_import_a_change_those_that_the_task_names_come_first() -> None:
+    files = ["test/base-url.ts", "test/main.ts", "test/retry.ts"]
+    assert by_words(files, "merging drops the Retry limit: source/merge.ts test/new.ts")[0] == "test/retry.ts"
+    assert by_words(files, "test") == files
 
 
 def test_cases_of_ava_keep_their_names_when_one_file_runs() -> None:
