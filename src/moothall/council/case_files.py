@@ -146,9 +146,9 @@ def import_pattern(paths: Sequence[str]) -> str:
     return rf"{_STATEMENT}.*(?:\b(?:{names})\b{'|' + barrel if barrel else ''})"
 
 
-def importing(lines: Iterable[tuple[str, str]], paths: Sequence[str]) -> Iterator[str]:
+def importing(lines: Iterable[tuple[str, str]], paths: Sequence[str], text: str = "") -> Iterator[str]:
     """Yield the test files that import one of the files, those that name it first, then those that import a folder's index which may
-    export it. `lines` are (path of the test file, line that imports).
+    export it; of each those named after a word of `text` first. `lines` are (path of the test file, line that imports).
     """
     lines = [*lines]
     wanted = {path.rpartition(".")[0] for path in paths}
@@ -165,7 +165,7 @@ def importing(lines: Iterable[tuple[str, str]], paths: Sequence[str]) -> Iterato
             folder = posixpath.dirname(bare) if posixpath.basename(bare) == "index" else bare
             if any(path.startswith(f"{folder}/") or folder in {"", "."} for path in paths):
                 through[file] = None
-    yield from dict.fromkeys((*direct, *through))
+    yield from dict.fromkeys((*by_words(direct, text), *by_words(through, text)))
 
 
 def by_words(files: Iterable[str], text: str) -> list[str]:

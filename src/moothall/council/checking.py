@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from moothall import telemetry
 from moothall.council.case_files import (
-    by_words,
     case_files,
     files_to_run,
     import_pattern,
@@ -247,7 +246,7 @@ async def _find_importers(place: Workplace, prepared: Prepared, patch: Patch, se
         found = (await context.workspace.call(call)).output.get("matches")
         if isinstance(found, list):
             lines += [(str(one.get("path")), str(one.get("text"))) for one in found if isinstance(one, Mapping)]
-    return tuple(by_words(importing(lines, subjects), f"{place.task} {' '.join(patch.paths)}"))
+    return tuple(importing(lines, subjects, f"{place.task} {' '.join(patch.paths)}"))
 
 
 async def _run(context: SeatContext, prepared: Prepared, item: CheckScope) -> CheckRun:

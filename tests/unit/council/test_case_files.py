@@ -132,6 +132,9 @@ def test_of_the_files_that_import_a_change_those_that_the_task_names_come_first(
     files = ["test/base-url.ts", "test/main.ts", "test/retry.ts"]
     assert by_words(files, "merging drops the Retry limit: source/merge.ts test/new.ts")[0] == "test/retry.ts"
     assert by_words(files, "test") == files
+    barrel = [(file, "import ky from '../source/index.js';") for file in files]
+    lines = [*barrel, ("test/main.ts", "import {merge} from '../source/merge.js';")]
+    assert [*importing(lines, ["source/merge.ts"], "the retry limit")] == ["test/main.ts", "test/retry.ts", "test/base-url.ts"]
 
 
 def test_cases_of_ava_keep_their_names_when_one_file_runs() -> None:
