@@ -230,6 +230,7 @@ def test_versions_from_tags_need_a_history(tool: str) -> None:
         ({"pretest": "npm run build", "build": "tsc", "test": "jest"}, ("npm", "test")),
         ({"pretest": "npm run lint", "lint": "eslint .", "test": "npm run tests-only", "tests-only": "tape test/*.js", "posttest": "npx npm@'>=10.2' audit"}, ("npm", "run", "--ignore-scripts", "tests-only")),
         ({"test": "xo && ava && tsd"}, ("npm", "exec", "--offline", "--call", "ava")),
+        ({"test": "pnpm lint && vitest run --typecheck", "lint": "eslint ."}, ("npm", "exec", "--offline", "--call", "vitest run --typecheck")),
         ({"pretest": "eslint .", "test": "node --test"}, ("npm", "test", "--ignore-scripts")),
         ({"test": "npm run lint && npm run unit", "lint": "standard", "unit": "tap"}, ("npm", "run", "--ignore-scripts", "unit")),
     ],

@@ -21,9 +21,10 @@ _LOCKS = {
 _MANAGERS = frozenset(_LOCKS.values())
 _QUIET = ("--no-audit", "--no-fund", "--loglevel=error")
 _ENV = "/env"
-# What checks style, types or the network and not behaviour: it would make tests red that are green.
+# What checks style, types or the network and not behaviour: it would make tests red that are green. An option such as
+# `vitest --typecheck` is none.
 _LINTS = re.compile(
-    r"\b(?:eslint|standard|semistandard|xo|prettier|tslint|biome|jshint|jscs|dtslint|tsd|attw|publint|evalmd|lint|lint-staged|size-limit"
+    r"(?<!--)\b(?:eslint|standard|semistandard|xo|prettier|tslint|biome|jshint|jscs|dtslint|tsd|attw|publint|evalmd|lint|lint-staged|size-limit"
     r"|aud|audit|npx\s+(?!--no|-c)\S+|check-dts|es-check|npmignore|auto-changelog|ls-lint|format:check|typecheck|check-types|arethetypeswrong)\b"
 )
 _PURE = (
