@@ -50,12 +50,8 @@ async def _text(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
 
 async def _tools(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     _tell("with tools: three seats, three turns each")
-    async with (
-        running_stub() as stub,
-        served(folder / "tools", stub.base_url) as house,
-        served(folder / "believing", stub.base_url, tools.BELIEVING) as believing,
-    ):
-        work = await tools.work(house, believing, stub, folder, count=2 if asked.quick else 6, at_once=4)
+    async with running_stub() as stub, served(folder / "tools", stub.base_url) as house:
+        work = await tools.work(house, stub, folder, count=2 if asked.quick else 6, at_once=4)
     return results.of_tools(work)
 
 

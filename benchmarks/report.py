@@ -277,9 +277,9 @@ def _parts(parts: Mapping[str, float]) -> str:
 
 
 def _tools(found: Mapping[str, Any]) -> str:
-    alone, believed, together = found["alone"], found["believed"], found["together"]
+    alone, together = found["alone"], found["together"]
     own = alone["wait"] - found["critical"]
-    ways = {"one at a time": alone, "one at a time, believed": believed, f"{together['at_once']} at once": together}
+    ways = {"one at a time": alone, f"{together['at_once']} at once": together}
     rows = [(name, figure(run["wait"]), figure(run["cpu_ms"] / 1000), figure(run["rate"])) for name, run in ways.items()]
     parts = _parts({part: value / 1000 for part, value in alone["parts_ms"].items()})
     return f"""## With tools
@@ -288,7 +288,6 @@ Three seats, three turns each, in a sandbox each, on a small repository: look, w
 see it pass; then every candidate is tested again on a clean checkout, ranked, and the winner is left as a branch. Critical path: three
 model calls of {found["delay_ms"]} ms and three runs of the tests, which alone and outside take {figure(found["bare_tests"] * 1000)} ms each: {figure(found["critical"])} s.
 Of the wall time one at a time {figure(own)} s are not on that path: three seats test at the same time on these cores, sandboxes start, diffs are made and applied.
-What would win is put to the counter-proof and to a second process (docs/evidence.md): {figure(alone["wait"] - believed["wait"])} s and {figure((alone["cpu_ms"] - believed["cpu_ms"]) / 1000)} CPU s more than where green tests are believed.
 
 {table(("", "wall s", "CPU s, tests included", "a second"), rows)}
 

@@ -104,7 +104,6 @@ def of_tools(found: Worked) -> dict[str, Any]:
     """Alone and together, beside the critical path."""
     return {
         "alone": of_run(found.alone),
-        "believed": of_run(found.believed),
         "together": {**of_run(found.together), "at_once": found.together.at_once},
         "critical": found.critical,
         "bare_tests": found.bare_tests,

@@ -23,8 +23,6 @@ from moothall.repositories.sample import make_sample_repository
 from moothall.settings import load_settings
 from moothall.wiring.repository import register
 
-BELIEVING = {"MOOTHALL_LIMITS__COUNTER_PROOFS": "0", "MOOTHALL_LIMITS__APART_SECONDS": "0"}
-"""Settings of a house that takes a green test for a proof."""
 CALLS = 9
 TURNS = 3
 TEST_RUNS = 3
@@ -33,12 +31,9 @@ TEST_RUNS = 3
 
 @dataclass(frozen=True, slots=True)
 class Worked:
-    """What came of it. `believed` is alone, too, without the counter-proof and the second process that the winner's verdict is put to;
-    `bare_tests` is what one run of the repository's tests takes outside, in seconds.
-    """
+    """What came of it. `bare_tests`: seconds that one run of the repository's tests takes outside."""
 
     alone: Run
-    believed: Run
     together: Run
     delay_ms: int
     bare_tests: float
@@ -70,23 +65,18 @@ def tools_act(house: Served, named: common_pb2.Repository) -> Act:
     return act
 
 
-async def work(
-    house: Served, believing: Served, stub: Stub, folder: Path, *, count: int, at_once: int, delay_ms: int = 50
-) -> Worked:
-    """Run it one at a time, in turn with a house on `BELIEVING`, then `at_once` side by side."""
+async def work(house: Served, stub: Stub, folder: Path, *, count: int, at_once: int, delay_ms: int = 50) -> Worked:
+    """Run it one at a time, then `at_once` side by side."""
     await stub.set(delay_ms=delay_ms)
-    ways = []
-    for number, each in enumerate((house, believing)):
-        act = tools_act(each, await repository(each, folder / f"sample-{number}"))
-        await act()  # prepares the repository: an environment, a checkout, the tests on the base
-        ways.append((act, _probe(each, stub)))
+    act, probe = tools_act(house, await repository(house, folder / "sample")), _probe(house, stub)
+    await act()  # prepares the repository: an environment, a checkout, the tests on the base
     await stub.set(reset=1)
-    alone, believed = await taking_turns(ways, count)
+    (alone,) = await taking_turns([(act, probe)], count)
     told = await stub.stats()
-    if told["calls"] != CALLS * count * len(ways):
-        raise Wrong(f"{told['calls']} model calls in {count * len(ways)} deliberations, not {CALLS} each")
-    together = await side_by_side(ways[0][0], at_once, 0, ways[0][1], generations=1)
-    return Worked(alone, believed, together, delay_ms, await _bare_tests(house, folder / "sample-0"))
+    if told["calls"] != CALLS * count:
+        raise Wrong(f"{told['calls']} model calls in {count} deliberations, not {CALLS} each")
+    together = await side_by_side(act, at_once, 0, probe, generations=1)
+    return Worked(alone, together, delay_ms, await _bare_tests(house, folder / "sample"))
 
 
 def _probe(house: Served, stub: Stub) -> Probe:

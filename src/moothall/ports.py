@@ -246,15 +246,11 @@ class Workspace(Protocol):
         paths: Sequence[str] = (),
         deadline: datetime | None = None,
         cases: Sequence[str] = (),
-        apart: Sequence[str] = (),
         *,
         alone: bool = False,
-        seconds: float = 0.0,
     ) -> CheckRun:
-        """Run a check of the profile, narrowed to test files or to cases of an earlier run where its runner can be narrowed. The Python
-        modules of the files `apart` run in a process of their own, which sees no test. `alone`:
-        while no other command runs on its machine. `seconds`: a time limit, from when the command
-        starts; 0 for none.
+        """Run a check of the profile, narrowed to test files or to cases of an earlier run where its runner can be narrowed. `alone`:
+        while no other command runs on its machine. What a check leaves in files is gone when it ends.
         """
         ...
 
@@ -298,12 +294,10 @@ class Workspaces(Protocol):
         patch: str = "",
         extra: str = "",
         judged: bool = False,
-        instead: Mapping[str, str] = NOTHING,
     ) -> AbstractAsyncContextManager[Workspace]:
         """A fresh workspace on `prepared`, with `patch` (a git diff against the base) applied, and then of
         the diff `extra` only the test files. `judged`: test files, and what configures their runners, are as they were on the
-        base, and not there where it has none; new tests come by `extra` alone. `instead`: files (path: text) that take the place
-        of what is there, last of all. Raises `PatchRefused`.
+        base, and not there where it has none; new tests come by `extra` alone. Raises `PatchRefused`.
         """
         ...
 

@@ -177,8 +177,8 @@ async def test_the_seconds_of_a_check_begin_when_it_has_a_slot(tmp_path: Path) -
         quick = await house.prepared({"tests": python("import time; time.sleep(2)")})
         endless = await house.prepared({"tests": python("import time; time.sleep(600)")})
         async with house.workspaces.open(quick, "quick") as one, house.workspaces.open(endless, "endless") as other:
-            runs = await asyncio.gather(
-                *(one.check("tests", seconds=30), one.check("tests", seconds=30)), other.check("tests", seconds=3)
-            )
+            short = house.settings.workspace.model_copy(update={"base_seconds": 3.0})
+            other._settings = house.settings.model_copy(update={"workspace": short})
+            runs = await asyncio.gather(one.check("tests"), one.check("tests"), other.check("tests"))
     assert [run.status for run in runs] == ["success", "success", "timeout"]
     assert runs[-1].output.startswith("tests hit the limit of 3 s")

@@ -371,7 +371,7 @@ def _report(outcome: Outcome, query: Query) -> Report:
     about = {"branch": outcome.branch, "commit_sha": outcome.commit_sha, "winner_id": outcome.winner_id}
     told: dict[str, Any] = {name: value for name, value in about.items() if value}
     if best is not None and best.diff:
-        told |= {"proven": outcome.proven, "diff": best.diff}
+        told |= {"proven": outcome.proven, "evidence_level": outcome.level.value, "diff": best.diff}
     failed = best is None or outcome.status is not DeliberationStatus.COMPLETED
     status = "ok"
     codes = {seat.error_code for seat in outcome.seats if seat.error_code}

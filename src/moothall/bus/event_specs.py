@@ -169,6 +169,8 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             status="how it ended",
             winner_id="the winning seat, or empty",
             proven="whether a test that the author didn't write shows it",
+            evidence_level="proven, reproduced, self_tested, unproven",
+            undecided="whether only a hash put the winner before another answer",
             results="rank, score, reasons, checks, evidence, diff or its reference",
             final_state="committed, no_winner, failed, timeout, cancelled, answered",
             branch="where the winner lies",
@@ -327,7 +329,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             _C.AUDIT,
             {
                 "tenant": "from the event",
-                "kind": "denials, escapes (attempts to get past the walls) or forgery (a verdict that does not follow its tests)",
+                "kind": "denials or escapes (attempts to get past the walls)",
             },
             count="how many of them",
             seconds="within how long",

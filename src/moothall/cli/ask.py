@@ -109,7 +109,7 @@ def ask(
 
     It is about the last commit of the repository that you are in, of another one (--repo), or of none (--text).
 
-    Exit codes: 0 an answer or a proven change, 3 an unproven change, 1 nothing, 2 wrong use, a broken part or a diff that
+    Exit codes: 0 an answer or a proven or reproduced change, 3 another change, 1 nothing, 2 wrong use, a broken part or a diff that
     --yes could not apply. A change is left as branch moothall/<task_id>, too.
     """
     request = DeliberationRequest(

@@ -65,9 +65,9 @@ def show_answer(console: Console, outcome: Outcome) -> None:
         console.print(Text(f"{len(paths)} files, +{added} -{removed}: {', '.join(plain(path, 80) for path in paths)}"))
         if len(readable) > _LONG:
             console.print(Text(f"Only the first {_LONG} characters of the diff are shown.", style="bold yellow"))
-        proven = "a test that failed before passes" if outcome.proven else "no test proves it"
+        proven = outcome.level.words
         checks = ", ".join(f"{plain(name, 40)} {verdict}" for name, verdict in winner.checks.items() if name != "applies")
-        console.print(Text(f"{proven}; {checks}" if checks else proven, style="green" if outcome.proven else "yellow"))
+        console.print(Text(f"{proven}; {checks}" if checks else proven, style="green" if outcome.level.independent else "yellow"))
     if outcome.branch:
         console.print(Text(f"Branch {outcome.branch} at {outcome.commit_sha[:12]}", style="bold"))
     if outcome.error_message:

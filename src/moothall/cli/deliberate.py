@@ -121,7 +121,7 @@ async def deliberate(
 
     TASK is about the last commit of the repository that you are in, of another one (--repo), or of none (--text).
 
-    Exit codes: 0 a proven winner, 3 an unproven one, 1 none, 2 wrong use or a broken part.
+    Exit codes: 0 a proven or reproduced winner, 3 another one, 1 none, 2 wrong use or a broken part.
     """
     request = DeliberationRequest(
         description=task,

@@ -47,7 +47,7 @@ _TURNS = 4
 async def demo(settings: Settings, *, agents: int, seed: int | None, on_page: bool, as_json: bool) -> int:
     """A council of three adds a function to a sample repository whose test fails until it is there.
 
-    Exit codes: 0 a proven winner, 3 an unproven one, 1 none, 2 a broken part.
+    Exit codes: 0 a proven or reproduced winner, 3 another one, 1 none, 2 a broken part.
     """
     if on_page:
         await _show_on_page(settings)

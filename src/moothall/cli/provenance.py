@@ -29,7 +29,7 @@ def show_provenance(console: Console, row: Mapping[str, Any]) -> None:
         _line("deliberation", f"{deliberation['task_id']}  {_one(deliberation['role'])}, {_one(deliberation['protocol'])}")
     )
     asked.add(f"asked by {_one(deliberation['principal'])} at {_time(deliberation['asked_at'])}")
-    proven = "proven" if deliberation["proven"] else "unproven"
+    proven = _one(deliberation["evidence_level"]).replace("_", "-") or ("proven" if deliberation["proven"] else "unproven")
     asked.add(f"decided at {_time(deliberation['decided_at'])}: {_one(deliberation['final_state'])}, {proven}")
     seat = root.add(_line("seat", f"{_one(row['seat']['seat'])}  {_one(row['seat']['approach'])}"))
     place = f"rank {proposal['rank']}, score {proposal['score']:.2f}" if proposal["score"] is not None else "not ranked"

@@ -137,7 +137,8 @@ def _tell_check(data: Mapping[str, Any]) -> tuple[str, str]:
     counts = ", ".join(f"{count} {word}" for count, word in told if count)
     name = f"tests of {data['cross_author']}" if data.get("cross_author") else evidence["check"]
     good = evidence["verdict"] == Verdict.PASSED
-    return f"clean re-check, {name}: {evidence['verdict']}" + (f" ({counts})" if counts else ""), _GOOD if good else _BAD
+    why = f": {plain(evidence['why'], 200)}" if evidence.get("why") and not good else ""
+    return f"clean re-check, {name}: {evidence['verdict']}" + (f" ({counts})" if counts else "") + why, _GOOD if good else _BAD
 
 
 def _tell_review(data: Mapping[str, Any]) -> tuple[str, str]:
@@ -224,14 +225,13 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
 
 def _show_ranking(console: Console, outcome: Outcome) -> None:
     table = Table(title="Ranking", title_justify="left", box=box.SIMPLE)
-    for heading in ("rank", "seat", "score", "gates", "proven", "lines"):
+    for heading in ("rank", "seat", "score", "gates", "evidence", "lines"):
         table.add_column(heading)
     for result in outcome.results:
         added, removed = count_changes(result.diff)
         lines = f"+{added} -{removed}" if result.diff else ""
-        table.add_row(
-            str(result.rank), result.answer, f"{result.score:.2f}", _yes(result.passed_gates), _yes(result.proven), lines
-        )
+        level = Text(result.level.words, style=_GOOD if result.level.independent else "")
+        table.add_row(str(result.rank), result.answer, f"{result.score:.2f}", _yes(result.passed_gates), level, lines)
     console.print(table)
     for results, reasons in _group_reasons(outcome.results):
         if len(results) == len(outcome.results) > 1:
@@ -261,7 +261,8 @@ def _yes(value: bool) -> Text:  # noqa: FBT001 - it is what is shown
 
 
 def _show_winner(console: Console, outcome: Outcome, winner: Result) -> None:
-    console.print(Text(f"Winner: {outcome.winner_id}" + ("" if outcome.proven else " (unproven)"), style="bold green"))
+    undecided = ", undecided: only a hash puts it first" if outcome.undecided else ""
+    console.print(Text(f"Winner: {outcome.winner_id} ({outcome.level.words}{undecided})", style="bold green"))
     if winner.diff:
         readable = "\n".join(line for line in winner.diff.splitlines() if not line.startswith("index "))
         if console.is_terminal:

@@ -50,7 +50,7 @@ def _row(view: TaskView, width: int) -> str:
     """A task in one line of the terminal: what does not fit is cut."""
     columns = _columns()
     task_id = view.task_id if len(view.task_id) <= width else view.task_id[: width - 1] + "…"
-    end = f"{view.winner_id.removeprefix('agent-')} {'proven' if view.proven else 'unproven'}" if view.winner_id else ""
+    end = f"{view.winner_id.removeprefix('agent-')} {view.level}" if view.winner_id else ""
     status = view.status.value.lower() if view.status.ended else "paused" if view.paused else f"at {view.progress} %"
     role = f"{view.role:<9}  " if columns >= _WIDE else ""
     row = f"{task_id:<{width}}  {status:<9}  {_age(view.ended or view.requested):>6}  {role}{end:<18}"
@@ -162,7 +162,7 @@ async def apply(settings: Settings, *, task: str | None, seat: str) -> None:
     if files is None:
         raise InvalidRequest("the repository's files are not on this machine; go to a clone of it, or use `moothall diff`")
     paths = await take_over(settings, files, *before, Diff(result.diff, this.base_sha if this else ""))
-    click.echo(f"{task_id}, {result.seat}{'' if result.proven else ' (unproven)'}: applied to {files}")
+    click.echo(f"{task_id}, {result.seat} ({result.level.words}): applied to {files}")
     for path in paths:
         click.echo(f"  {plain(path, 200)}")
 

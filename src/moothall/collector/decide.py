@@ -87,6 +87,8 @@ def decide(state: DeliberationState, *, quorum: float = QUORUM, grace: timedelta
         outcome,
         winner_id=places[0].seat,
         proven=places[0].proven,
+        evidence_level=places[0].level,
+        undecided=places[0].undecided,
         final_state="answered" if deliberation.is_answer(outcome.results[0].diff) else "committed",
     )
 
@@ -199,6 +201,8 @@ def _results(places: Sequence[RankedCandidate], candidates: Sequence[Candidate])
                 reasons=place.reasons,
                 passed_gates=place.passed_gates,
                 proven=place.proven,
+                evidence_level=place.level,
+                undecided=place.undecided,
                 evidence=candidate.assessment.evidence,
                 reviews=candidate.reviews,
                 content=proposal.content,

@@ -61,8 +61,7 @@ def _message(deliberation: Deliberation, outcome: Outcome) -> str:
     title = " ".join(deliberation.description.strip().partition("\n\n")[0].split())[:72]
     # On a forge, words in a commit message have effects: they close issues and notify people.
     own = "" if deliberation.origin == FORGE else own_message(outcome.results[0].message)
-    proven = "proven" if outcome.proven else "unproven"
-    return f"{own or title}\n\nDeliberation: {deliberation.task_id}\nWinner: {outcome.winner_id} ({proven})\n"
+    return f"{own or title}\n\nDeliberation: {deliberation.task_id}\nWinner: {outcome.winner_id} ({outcome.level.words})\n"
 
 
 def own_message(message: str) -> str:

@@ -174,7 +174,7 @@ def _on_checked(state: DeliberationState, event: Event, time: datetime) -> Delib
     evidence = load(Evidence, _object(event.data, "evidence"))
     author = event.data.get("cross_author")
     if author is not None:
-        run = CrossRun(_text(event.data, "cross_author"), passed=evidence.verdict is Verdict.PASSED)
+        run = CrossRun(_text(event.data, "cross_author"), passed=evidence.verdict is Verdict.PASSED, cases=evidence.shown)
         tests = _text_or_empty(event.data, "cross_fingerprint")
         return state._replace(cross=_with(state.cross, (*key, run.author, tests), Fact(time, event.id, run)))
     if event.data.get("assessment") is not None:

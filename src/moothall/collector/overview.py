@@ -175,6 +175,7 @@ def ended_view(outcome: Outcome, time: str) -> TaskView:
         final_state=outcome.final_state,
         winner_id=outcome.winner_id,
         proven=outcome.proven,
+        evidence_level=outcome.evidence_level,
         branch=outcome.branch,
         ended=time,
         duration_ms=outcome.duration_ms,

@@ -186,9 +186,14 @@ def _tell_failure(agent: str, data: Data) -> str:
     return f"{agent} failed: {error.get('message', '')} [{error.get('code', '')}]"
 
 
+def _level(data: Data) -> str:
+    """The winner's level of evidence; records of earlier versions have `proven` alone."""
+    return str(data.get("evidence_level") or ("proven" if data.get("proven") else "unproven")).replace("_", "-")
+
+
 def _tell_decision(_: str, data: Data) -> str:
     if winner := data.get("winner_id"):
-        return f"Decided: {winner} wins, {'proven' if data.get('proven') else 'unproven'}."
+        return f"Decided: {winner} wins, {_level(data)}."
     return f"Decided: no winner. {data.get('error_message', '')}"
 
 

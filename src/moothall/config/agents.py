@@ -206,29 +206,6 @@ class LimitSettings(Section):
     patience_seconds: float = Field(10.0, ge=0, description="and at least this long")
     quorum: float = Field(0.5, gt=0, le=1, description="share of seats that decides at the deadline")
     grace_seconds: float = Field(10.0, ge=0, description="after its deadline a deliberation is decided with what there is")
-    counter_proofs: int = Field(
-        3,
-        ge=0,
-        description="forged verdicts of one deliberation after which no further would-be winner has its proving tests run in other words: it "
-        "is unproven then; 0: no verdict is put to that test",
-    )
-    counter_cases: int = Field(20, ge=1, description="of one candidate's proving tests that are rewritten")
-    apart_seconds: float = Field(
-        20.0,
-        ge=0,
-        description="in which the tests that prove a candidate in Python are run once more with its code in a process that sees no test; "
-        "0: they are not",
-    )
-    inputs: int = Field(
-        40, ge=0, le=1000, description="on which a changed function is run where no test tells candidates apart; 0: none are"
-    )
-    inputs_seconds: float = Field(20.0, gt=0, description="all of these, on one candidate")
-    inputs_tokens: int = Field(
-        20_000,
-        ge=0,
-        description="that must be left of a deliberation's tokens for one call of the model that writes further inputs, where those of "
-        "tests and docstrings tell no candidates apart; 0: none is made",
-    )
     message_bytes: int = Field(4_000_000, ge=10_000, description="one gRPC message")
     agent_chars: int = Field(4000, ge=100, description="capabilities and metadata of a registered agent, together")
     context_tokens: int = Field(2000, ge=100, description="excerpt of the graph that a seat or a caller is given")

@@ -124,7 +124,6 @@ class Assembly:
     approach_source: str = "none"
     reviews: list[Review] = field(default_factory=list)
     stopped_early: bool = False
-    confirming: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def about_text(self) -> bool:
@@ -308,4 +307,4 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
 
 def _bench(d: Deliberation, prepared: Prepared, parts: Parts, facts: Facts) -> Bench:
     places = asyncio.Semaphore(_CHECKS_AT_ONCE)
-    return Bench(FreshRuns(d, prepared, parts.workspaces, parts.read, places), facts, parts.limits, parts.clean)
+    return Bench(FreshRuns(d, prepared, parts.workspaces, parts.read, places), facts, parts.clean)

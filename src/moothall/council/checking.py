@@ -36,7 +36,7 @@ from moothall.guard.paths import first_covered
 from moothall.guard.seat import SeatContext
 from moothall.ranking import assess, is_done, passes_gates
 from moothall.ranking.contention import as_errored, hit_limit_under_load
-from moothall.ranking.screening.joined import joined_secrets
+from moothall.ranking.joined_secrets import joined_secrets
 
 Clean = Callable[[str], str]
 T = TypeVar("T")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ast
 import doctest
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from moothall import telemetry
-from moothall.council.judging.runs import no_tool
 from moothall.domain.code import CodeBlock
-from moothall.domain.tool import ToolStatus
+from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.errors import NotFound
 from moothall.guard.seat import SeatContext
 
 Example = tuple[str, str]
@@ -95,6 +96,11 @@ async def find_broken(examples: Sequence[Example], path: str, context: SeatConte
         seconds=seconds,
     )
     with telemetry.span("examples", {"moothall.workspace": context.workspace_id}):
-        ran = await context.workspace.run_code(block, no_tool)
+        ran = await context.workspace.run_code(block, _refuse_tool)
     held = ran.value if ran.status is ToolStatus.SUCCESS and isinstance(ran.value, list) else []
     return tuple(example for example, holds in zip(examples, held, strict=False) if holds is False)
+
+
+async def _refuse_tool(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+    del arguments
+    raise NotFound(f"there is no tool {name[:40]!r} here")

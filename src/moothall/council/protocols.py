@@ -7,8 +7,6 @@ debate             propose · (every seat reviews another's, authors revise), in
 tests_then_verify  propose · (revise on execution evidence where no candidate is good), in rounds
                    · cross-tests · reviews on ties
 
-After cross-tests, candidates that lead and that no test tells apart are run on distinguishing inputs; where these do not either, the model writes some.
-
 Peer review adds reviews from all in any of them. About text there are no checks: all distinct answers are reviewed.
 A seat that fails, is late, is cancelled or never starts is an outcome. At the end every seat has one `seat.finished`.
 
@@ -23,8 +21,6 @@ candidate is proven and through the gates, and nothing is red beside what it men
 Patience: once a candidate is proven and through the gates, the other seats get the time that it took once more
 (`limits.patience`, at least `limits.patience_seconds`); then those without a proposal are late. A seat that goes in circles
 must not hold up an answer that stands.
-
-Whoever would win as proven is counter-proven first: at the end, and before a seat is stopped for its sake.
 """
 
 from __future__ import annotations
@@ -33,14 +29,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from moothall.aio import leaves, seconds_until
 from moothall.council.assembly import Assembly, Parts, Sitting, convene
 from moothall.council.facts import Facts
 from moothall.council.judging.recheck import Judged
-from moothall.council.judging.reviews import Answer, answers, assign, hold_reviews, write_inputs
+from moothall.council.judging.reviews import Answer, answers, assign, find_contradictions, hold_reviews
 from moothall.council.recording import Recording
 from moothall.council.seats import find_approaches, outcome_of, propose, revise
 from moothall.domain.codec import dump
@@ -50,7 +45,7 @@ from moothall.domain.protocol import PROTOCOLS, Protocol
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.errors import BusUnavailable, MoothallError
-from moothall.ranking import is_done, rank, ties
+from moothall.ranking import is_done, ties
 
 __all__ = ["HOST_STOPS", "Parts", "deliberate"]
 
@@ -59,7 +54,6 @@ HOST_STOPS = "host stops"
 
 _FIRST_SEATS = 2
 _CLOSE_SECONDS = 5.0
-_SHARE = 0.25  # of the time left, for distinguishing inputs
 
 
 async def deliberate(d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording) -> None:
@@ -111,7 +105,6 @@ async def _sit(council: Assembly) -> None:
     try:
         async with asyncio.timeout(max(seconds, 0)) as limit:
             await _run(council)
-            await _confirm(council)
     except TimeoutError:
         if not limit.expired():
             raise
@@ -130,8 +123,6 @@ async def _nobody_sits(facts: Facts, error: MoothallError) -> None:
 
 async def _finish(council: Assembly) -> None:
     await council.model.close()  # before the end is on record: what follows it may need the rest
-    if leader := _leader(council):
-        await _take(council, leader, time_left=False)  # there was no time left to put it to the test
     # A seat's end lets its deliberation be decided: it is never on record before what was said earlier (`Log.post`).
     for sitting in council.sittings:
         if sitting.status is SeatStatus.CANCELLED and council.stopped_early:
@@ -140,47 +131,6 @@ async def _finish(council: Assembly) -> None:
             EventType.SEAT_FINISHED, sitting.seat, seat=sitting.seat, outcome=dump(outcome_of(council, sitting))
         )
     await council.facts.flush()
-
-
-async def _confirm(council: Assembly) -> None:
-    """Put the proof of whoever would win now to the test; one that is forged is out, and the next is tried."""
-    async with council.confirming:
-        while leader := _leader(council) or _twin(council):
-            await _take(council, leader, time_left=True)
-
-
-def _leader(council: Assembly) -> Judged | None:
-    """Who would win now as proven, and has not been put to the test."""
-    if council.bench is None or not council.parts.limits.counter_proofs:
-        return None
-    judged = {item.proposal.candidate: item for item in council.judged if not council.d.is_answer(item.proposal.diff)}
-    reviewed = [
-        replace(item.candidate, reviews=tuple(review for review in council.reviews if review.candidate == name))
-        for name, item in judged.items()
-    ]
-    first = next(iter(rank(reviewed)), None)
-    if first is None or not (first.passed_gates and first.proven) or judged[first.candidate].counter is not None:
-        return None
-    return judged[first.candidate]
-
-
-def _twin(council: Assembly) -> Judged | None:
-    """Whose patch was put to the test as somebody else's: what was found holds for both."""
-    known = {item.proposal.diff for item in council.judged if item.counter is not None}
-    return next((item for item in council.judged if item.counter is None and item.proposal.diff in known), None)
-
-
-async def _take(council: Assembly, leader: Judged, *, time_left: bool) -> None:
-    """Let the bench say of the leader, and of who proposed the very same, whether the proof stands."""
-    if council.bench is None:
-        return
-    same = [item for item in council.judged if item.proposal.diff == leader.proposal.diff and item.counter is None]
-    confirmed = {item.proposal.candidate: await council.bench.confirm(item, time_left=time_left) for item in same}
-    for sitting in council.sittings:
-        sitting.judged = [
-            replace(item, counter=confirmed[item.proposal.candidate].counter) if item.proposal.candidate in confirmed else item
-            for item in sitting.judged
-        ]
 
 
 def _protocol(council: Assembly) -> Protocol:
@@ -238,7 +188,6 @@ async def _take_seats(council: Assembly) -> None:
         first, enough = len(council.sittings), _seats_agree
     await _propose_all(council, council.sittings[:first])
     for sitting in council.sittings[first:]:
-        await _confirm(council)
         if enough(council) or not _time_left(council):
             return
         await _propose_all(council, [sitting])
@@ -260,8 +209,6 @@ async def _propose_all(council: Assembly, sittings: Sequence[Sitting]) -> None:
 
     async def sit(sitting: Sitting) -> None:
         await propose(council, sitting)
-        if (_is_decided(council) or _has_proven(council)) and not any(item.counter and item.passes for item in council.judged):
-            await _confirm(council)  # nobody is stopped, or waited for with patience only, for a forged proof
         if _is_decided(council):
             council.stopped_early = True
             _unseat(tasks)
@@ -348,14 +295,8 @@ def _time_left(council: Assembly) -> bool:
 async def _cross_tests(council: Assembly) -> None:
     if council.bench is None:
         return
-    _note(council, await council.bench.cross(council.judged))
-    # Bounded, so that a proof is still put to the test where running answers takes its time.
-    left = seconds_until(council.until)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(max(left * _SHARE, 0)):
-            _note(council, await council.bench.distinguish(council.judged))
-            if written := await write_inputs(council):
-                _note(council, await council.bench.distinguish(council.judged, written))
+    contradicting = await find_contradictions(council)
+    _note(council, await council.bench.cross(council.judged, contradicting))
 
 
 def _note(council: Assembly, judged: Sequence[Judged]) -> None:

@@ -44,22 +44,34 @@ class CheckRun:
 
 RED = frozenset({"failed", "errored"})
 SECRETS = "secrets"
-COUNTER = "counter proof"
-"""The name of the evidence that a counter-proof gives; no check can have it.
-
-Failed: the verdict is forged. Errored: it could not be made, and nothing is proven. Missing: nothing could be rewritten.
-"""
+OWN_TESTS = "own tests"
+"""The name of the evidence of a seat's own tests: passed if they fail on the base and pass on its candidate, three times each."""
 
 
-APART = "two processes"
-"""The name of the evidence that the proving tests give with the code in another process; no check can have it.
-
-Passed: the proof is stronger. Missing: the two could not be told apart, which says nothing.
-"""
+CONTRADICTION = "contradiction"
+"""The name of the evidence that a seat's own tests contradict the task, as a reader of the task's text finds: always failed."""
 
 
-INPUTS = "inputs"
-"""The name of the evidence that distinguishing inputs give; no check can have it."""
+class EvidenceLevel(StrEnum):
+    """How well a candidate is supported; docs/evidence.md has an example of each. The first is the best."""
+
+    PROVEN = "proven"
+    """A test of the repository, or of the caller, failed on the base and passes."""
+    REPRODUCED = "reproduced"
+    """A test that somebody else in the deliberation wrote failed on the base and passes."""
+    SELF_TESTED = "self_tested"
+    """Only a test by its own author does."""
+    UNPROVEN = "unproven"
+
+    @property
+    def words(self) -> str:
+        """The level for people: `self-tested`."""
+        return self.value.replace("_", "-")
+
+    @property
+    def independent(self) -> bool:
+        """Whether a test shows it that its author did not write."""
+        return self in {EvidenceLevel.PROVEN, EvidenceLevel.REPRODUCED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +80,8 @@ class Evidence:
 
     `failed` counts all red cases, `before` those of them that were red on the base; `red` names what stands against the
     proposal (new red cases, new findings), `red_before` what was red on the base and still is, `flaky` what differs from
-    run to run: of each the first few. `why` says what stopped a check that did not run to its end, or what a counter-proof
-    came to. `look` are lines of the proposal that reach for what judges it: a person should look. `behaviour`,
-    of distinguishing inputs alone, is equal where the same came of all of them; `failed` counts there what speaks against it, `passed` on how many it does
-    what most seats do.
+    run to run: of each the first few. `why` says what stopped a check that did not run to its end. `look` are lines of the
+    proposal that a person should look at; they decide nothing. `shown` are cases of seats' tests that fail on the base and pass.
     """
 
     check: str
@@ -88,4 +98,4 @@ class Evidence:
     flaky: tuple[str, ...] = ()
     why: str = ""
     look: tuple[str, ...] = ()
-    behaviour: str = ""
+    shown: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from moothall.domain.budget import Usage
-from moothall.domain.evidence import Evidence
+from moothall.domain.evidence import Evidence, EvidenceLevel
 from moothall.domain.proposal import Operation, Review, SeatOutcome
 
 
@@ -29,7 +29,10 @@ class DeliberationStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One candidate's place, with everything that put it there. `checks` maps a check to its verdict."""
+    """One candidate's place, with everything that put it there.
+
+    `checks` maps a check to its verdict. `undecided`: only a hash decides between it and other answers on the first place.
+    """
 
     rank: int
     seat: str
@@ -48,6 +51,13 @@ class Result:
     created_at_ms: int = 0
     checks: Mapping[str, str] = field(default_factory=dict)
     message: str = ""
+    evidence_level: EvidenceLevel = EvidenceLevel.UNPROVEN
+    undecided: bool = False
+
+    @property
+    def level(self) -> EvidenceLevel:
+        """The level of evidence; records of earlier versions say `proven` alone."""
+        return EvidenceLevel.PROVEN if self.proven else self.evidence_level
 
     @property
     def answer(self) -> str:
@@ -59,7 +69,7 @@ class Result:
 class Outcome:
     """How a deliberation stands, or ended. `final_state` is committed, no_winner, failed, timeout, cancelled,
     answered (about text, or a question), or empty while it runs. `branch` and `commit_sha` name the delivered winner; `origin` is
-    the deliberation's.
+    the deliberation's. `evidence_level` is the winner's; `undecided`: only a hash put it before another answer.
     """
 
     task_id: str
@@ -79,6 +89,13 @@ class Outcome:
     final_state: str = ""
     error_message: str = ""
     origin: str = ""
+    evidence_level: EvidenceLevel = EvidenceLevel.UNPROVEN
+    undecided: bool = False
+
+    @property
+    def level(self) -> EvidenceLevel:
+        """The level of evidence; records of earlier versions say `proven` alone."""
+        return EvidenceLevel.PROVEN if self.proven else self.evidence_level
 
     @property
     def diff(self) -> str:

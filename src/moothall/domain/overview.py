@@ -75,6 +75,12 @@ class TaskView:
     forked: str = ""
     agent: str = ""
     paused: bool = False
+    evidence_level: str = ""
+
+    @property
+    def level(self) -> str:
+        """The winner's level of evidence, for people."""
+        return self.evidence_level.replace("_", "-") or ("proven" if self.proven else "unproven")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from moothall.domain.budget import Usage
-from moothall.domain.evidence import APART, COUNTER, INPUTS, RED, Evidence, Verdict
+from moothall.domain.evidence import CONTRADICTION, OWN_TESTS, Evidence, EvidenceLevel, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.tool import ToolUsage
 
@@ -111,10 +111,11 @@ def way(
 
 @dataclass(frozen=True, slots=True)
 class CrossRun:
-    """Another author's tests run on a candidate: `passed` is True if all of them passed."""
+    """Another author's tests run on a candidate: `passed` is True if all of them passed, `cases` names some that did."""
 
     author: str
     passed: bool
+    cases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class Assessment:
     `applies` is False where the patch was empty or did not apply on a clean checkout. `behaviour`
     is equal for candidates that no test could tell apart. `regressions` are tests that were green
     on the base and are not any more, `fixed` those that were red there, not by the author, and are green now; `still_red`
-    were red there and are; `unsolved`: those of them, of an unproven candidate, that concern the change or the task. `evidence` has one entry for every check, also for one that did not run. `look` are lines that a
+    were red there and are; `unsolved`: those of them, of an unproven candidate, that concern the change or the task, `missed`: the task asks for one of them to pass; `unrelated` pass now and have nothing to do with the change. `evidence` has one entry for every check, also for one that did not run. `look` are lines that a
     person should look at before it counts as proven. `change` is equal for candidates that make the same of the code but for words;
     `idle`: it changes words alone, and the task asks for more.
     """
@@ -141,6 +142,8 @@ class Assessment:
     change: str = ""
     idle: bool = False
     unsolved: tuple[str, ...] = ()
+    missed: bool = False
+    unrelated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,24 +158,20 @@ class Candidate:
 
     @property
     def proven(self) -> bool:
-        """Whether a test that its author did not write shows it. Tests of other seats ran only where they fail on the base.
-
-        What reaches for what judges it is not proven, nor is what a counter-proof was asked of and did not stand.
-        """
-        found = self.assessment
-        if found.look or any(item.check == COUNTER and item.verdict in RED for item in found.evidence):
-            return False
-        return found.proven or any(run.passed and run.author != self.proposal.seat for run in self.cross)
+        """Whether a test of the repository or of the caller failed on the base and passes."""
+        return self.assessment.proven
 
     @property
-    def apart(self) -> bool:
-        """Whether the tests that prove it agree when its code runs in a process that sees none of them."""
-        return any(item.check == APART and item.verdict is Verdict.PASSED for item in self.assessment.evidence)
-
-    @property
-    def inputs(self) -> Evidence | None:
-        """What it did on distinguishing inputs, if it was run on any."""
-        return next((item for item in self.assessment.evidence if item.check == INPUTS), None)
+    def level(self) -> EvidenceLevel:
+        """The best evidence that there is for it. Tests of other seats ran only if they fail on the base."""
+        if self.about_text:
+            return EvidenceLevel.UNPROVEN
+        if self.proven:
+            return EvidenceLevel.PROVEN
+        if any(run.passed and run.author != self.proposal.seat for run in self.cross):
+            return EvidenceLevel.REPRODUCED
+        own = {item.check: item.verdict for item in self.assessment.evidence if item.check in {OWN_TESTS, CONTRADICTION}}
+        return EvidenceLevel.SELF_TESTED if own == {OWN_TESTS: Verdict.PASSED} else EvidenceLevel.UNPROVEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,4 +184,11 @@ class RankedCandidate:
     score: float
     reasons: tuple[str, ...]
     passed_gates: bool
-    proven: bool
+    level: EvidenceLevel
+    undecided: bool = False
+    """Whether only a hash decides between it and other answers on the first place."""
+
+    @property
+    def proven(self) -> bool:
+        """Whether a test of the repository or of the caller shows it."""
+        return self.level is EvidenceLevel.PROVEN

@@ -35,10 +35,17 @@ def _escape_char(one: str) -> str:
 
 def ranking(outcome: Outcome) -> list[str]:
     """Return the ranking as lines of a table in Markdown."""
-    lines = ["| rank | seat | score | gates | proven | checks | reasons |", "|---:|---|---:|---|---|---|---|"]
+    lines = ["| rank | seat | score | gates | evidence | checks | reasons |", "|---:|---|---:|---|---|---|---|"]
     for result in outcome.results:
         reasons = "<br>".join(map(text, result.reasons[:_REASONS]))
-        row = (result.rank, result.answer, f"{result.score:.2f}", _yes(result.passed_gates), _yes(result.proven), _checks(result))
+        row = (
+            result.rank,
+            result.answer,
+            f"{result.score:.2f}",
+            _yes(result.passed_gates),
+            result.level.words,
+            _checks(result),
+        )
         lines.append(f"| {' | '.join(map(str, row))} | {reasons} |")
     return lines if outcome.results else []
 
@@ -56,7 +63,7 @@ def how_it_ended(outcome: Outcome) -> str:
     """Return the end in a line."""
     if not outcome.winner_id:
         return f"no winner ({text(outcome.error_message)})"
-    return f"{outcome.winner_id}, {'proven' if outcome.proven else 'not proven'}, branch `{outcome.branch}`"
+    return f"{outcome.winner_id}, {outcome.level.words}, branch `{outcome.branch}`"
 
 
 def _whole(lines: Sequence[str]) -> str:
@@ -109,7 +116,11 @@ def no_pull(outcome: Outcome) -> str:
 def further(outcome: Outcome, why: str = "") -> str:
     """Return what a pull request is told when changes were asked for; `why` says why its branch stays as it was, empty where it was moved."""
     why = why if outcome.commit_sha else f"there is no answer: {outcome.error_message}"
-    proof = "proven by tests that it did not write" if outcome.proven else "its checks pass, and nothing that was red proves it"
+    proof = (
+        f"{outcome.level.words} by tests that it did not write"
+        if outcome.level.independent
+        else f"{outcome.level.words}; its checks pass"
+    )
     head = (
         f"the branch stays as it was: {text(why)}" if why else f"{outcome.winner_id} won ({proof}), commit {outcome.commit_sha}"
     )

@@ -208,7 +208,7 @@ class Watch:
                     why = "somebody else moved it on meanwhile; request the changes again"
             await self._client.comment(repository, pull.number, texts.further(outcome, why))
             self._say(place, f"{ask.request.task_id} is told to pull request {pull.number}")
-        elif outcome.proven and outcome.commit_sha:
+        elif outcome.level.independent and outcome.commit_sha:
             await self._offer(registered, outcome.commit_sha, branch)
             onto = await self._client.default_branch(repository)
             title, body = texts.pull_title(ask.issue), texts.pull_body(outcome, ask.issue)

@@ -25,7 +25,7 @@ def _or_null(variable: str, shown: str) -> str:
 _DELIBERATION = _map_of(
     "d",
     "description role protocol rounds seats requirements rubric base_sha principal asked_at started_at deadline status "
-    "final_state winner proven branch commit_sha error_message decided_at duration_ms prompt_tokens cached_tokens "
+    "final_state winner proven evidence_level branch commit_sha error_message decided_at duration_ms prompt_tokens cached_tokens "
     "completion_tokens calls cost_usd cancelled_at cancel_reason",
     task_id="d.key",
 )

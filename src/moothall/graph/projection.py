@@ -186,7 +186,7 @@ def _on_cancelled(t: Telling) -> None:
 
 
 def _on_decided(t: Telling) -> None:
-    names = ("status", "final_state", "proven", "branch", "commit_sha", "error_message", "duration_ms")
+    names = ("status", "final_state", "proven", "evidence_level", "branch", "commit_sha", "error_message", "duration_ms")
     winner = t.text("winner_id")
     known = {name: t.data.get(name) for name in names}
     t.writes.tell(t.deliberation, "decided", t.by, winner=winner, decided_at=t.time, **known, **cost_of(t.object("usage")))

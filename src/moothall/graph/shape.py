@@ -134,7 +134,7 @@ _LABELS = (
             Group(
                 "decided",
                 {
-                    **_words("text", "status final_state winner branch commit_sha error_message decided_at"),
+                    **_words("text", "status final_state evidence_level winner branch commit_sha error_message decided_at"),
                     "proven": "flag",
                     "duration_ms": "whole",
                     **_COST,

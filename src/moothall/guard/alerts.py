@@ -20,7 +20,7 @@ from moothall.telemetry.events import write
 
 log = get_logger(__name__)
 
-Kind = Literal["denials", "escapes", "forgery"]
+Kind = Literal["denials", "escapes"]
 _KEPT = 10_000
 _REASON_CHARS = 500
 

@@ -10,7 +10,7 @@ import glob
 import os
 import time
 
-from moothall.inside import built, cases, checks
+from moothall.inside import cases, checks
 from moothall.inside.confinement import ROOT
 from moothall.inside.ended import CommandEnd
 from moothall.inside.findings import findings, is_linter
@@ -105,9 +105,6 @@ class Checking:
             return seconds - (time.monotonic() - begun) + contention.seconds()
 
         self._data = {} if is_linter(self._argv) else data_of_tests(ROOT)
-        if built.waits(self._argv, ROOT):
-            ended = built.run(self._argv, ROOT, lambda argv, most: once({}, most, argv), left)
-            return self._answer(ended)
         ended = once({}, seconds)
         if not self._cases.told and not _size(self.folder) and any(name in ended.output for name in _OURS):
             ended = once(_NO_REPORTERS, left())  # it doesn't find our reporters

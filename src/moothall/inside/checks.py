@@ -21,9 +21,6 @@ PLUGINS = "/opt/moothall/plugins"
 SITE = "/tmp/moothall-site"  # noqa: S108 - inside the sandbox
 """Where a build installs a package that cannot be built in place. If a project's build names this
 folder, it comes before the environment on the path of Python."""
-INSTEAD = ".moothall-instead"
-"""The folder of test files that take the place of others where they are run, and not on the disk: see `plugins/moothall_instead.py`, and
-`built` for what is compiled."""
 _GO_FACTOR = 6  # Go's limit is of a package's tests, not of one
 _PYTEST_FAILED, _PYTEST_NO_TESTS = 1, 5
 _NO_PROGRAM = (126, 127)
@@ -70,33 +67,6 @@ def _django(argv: Sequence[str]) -> int:
         if words[at : at + 3] == ("-m", "django", "test"):
             return at
     return -1
-
-
-def runs_python_tests(argv: Sequence[str]) -> bool:
-    """Whether a command runs tests in a Python process that our reporters are loaded in first."""
-    return is_pytest(argv) or _is_unittest(argv)
-
-
-def builds_tests(argv: Sequence[str]) -> bool:
-    """Whether a command compiles its tests before it runs them, in a way that `inside.built` can do in two steps."""
-    go = _is(argv, "go", "test") and not any(
-        part.lstrip("-").startswith(("exec", "overlay", "c=")) or part == "-c" for part in argv
-    )
-    return go or _is(argv, "cargo", "test", "t")
-
-
-def hidden_tests(argv: Sequence[str], script: str = "") -> tuple[str, ...]:
-    """How the files end whose other words a command can be run with though the disk has them as they were. `script` is what it stands
-    for, where it is that of a package.
-    """
-    if runs_python_tests(argv) or _django(argv) >= 0:
-        return (".py",)
-    if builds_tests(argv):
-        return (".go", ".rs")
-    words = script.split() if argv[:1] != ("node",) and _program(argv[0]) in {"npm", "pnpm", "yarn"} else [*argv]
-    runners = [word for word in map(_program, words) if word in _RUNNERS]
-    own = [at for at in range(len(words) - 1) if words[at : at + 2] == ["node", "--test"]]
-    return _SCRIPTS if len(runners) + len(own) == 1 and "isolation" not in script else ()
 
 
 def _is(argv: Sequence[str], program: str, *commands: str) -> bool:
@@ -228,15 +198,13 @@ def variables(
     *,
     seconds: float,
     cases: Sequence[str] = (),
-    apart: Sequence[str] = (),
     plugins: str = PLUGINS,
     folder: str = FOLDER,
 ) -> dict[str, str]:
     """Return what the environment of the command `argv` holds beside the usual: whichever runner it starts is told to report to
-    `folder`, by the reporters in `plugins`, and to end a case after `seconds`; the code in the files `apart` runs in a process of its own.
+    `folder`, by the reporters in `plugins`, and to end a case after `seconds`.
     """
     pytest = (
-        *(("-p moothall_apart",) if apart else ()),
         "-p moothall_pytest",
         "--continue-on-collection-errors",
         "--tb=short",
@@ -256,8 +224,6 @@ def variables(
     }
     if {_MAIN, _UNITTEST, _SCRIPT} & {*argv[:12]}:
         found["PYTHONSAFEPATH"] = "1"  # they put the working directory on the path themselves, once the runner is loaded
-    if apart:
-        found["MOOTHALL_APART"] = os.pathsep.join(apart)
     titles = [case.partition("::")[2] or case for case in cases]
     if titles:
         found["MOOTHALL_ONLY"] = "|".join(f"{_title_pattern(title.replace(' > ', ' '))}$" for title in titles)

@@ -126,7 +126,7 @@ def _stand(step: RoundTask, said: str, wrong: str, view: TaskView | None) -> Rou
     status = said or (NO_WINNER if view.status is DeliberationStatus.COMPLETED and not view.winner_id else view.status.value)
     stand, why = _WORDS.get(status, status.lower()), view.error
     if stand == WON:
-        why = f"{view.winner_id}, {'proven' if view.proven else 'not proven'}"
+        why = f"{view.winner_id}, {view.level}"
     elif not view.status.ended:
         why = f"{view.progress} %"
     return replace(step, stand=stand, why=why, begun=True)

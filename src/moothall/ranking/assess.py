@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from moothall.domain.evidence import RED, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment
 from moothall.domain.repository import Profile
+from moothall.domain.task import VALIDATION
 from moothall.ranking.authors import containers, may_be_own, same_file
 from moothall.ranking.documented import is_example_of
 
@@ -24,6 +25,7 @@ _NAMED = 20
 _FIXED = 200
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+")
 _WORD = re.compile(r"\w+")
+_LAST_PART = re.compile(r"::| > |[./]")
 _COMMON = frozenset({"index", "main", "lib", "mod", "test", "tests", "init", "__init__", "src", "spec", "util", "conftest"})
 _ABOUT_TESTS = re.compile(
     r"\b(?:tests?|specs?|suite|checks?)\b[^.\n]{0,60}\b(?:fail\w*|pass\w*|red|green|broken|breaks?)\b"
@@ -51,23 +53,28 @@ def assess(
     changed: Sequence[str] = (),
     altered: Sequence[str] = (),
     task: str = "",
+    unrelated: Collection[str] = (),
 ) -> Assessment:
     """Compare a candidate's runs on a clean checkout with the base's.
 
     `own_tests` are the paths of test files that the author added or changed: what passes in them proves nothing. `flaky` are
     cases that differ between two runs of the same tree: no evidence either way. `changed` are the paths that the candidate
-    changes, `altered` those of whose documentation the examples are others now, which prove nothing, `task` what was asked for. A
-    patch that does not apply has no runs that mean anything, so all are missing.
+    changes, `altered` those of whose documentation the examples are others now, which prove nothing, `task` what was asked for,
+    `unrelated` cases that prove nothing, since they have nothing to do with the change. A patch that does not apply has no runs that mean anything, so all are missing.
 
-    A check of an unproven candidate is failed, too, if cases that failed before fail still and concern the task; the acceptance
-    checks do not count that against it.
+    A check of an unproven candidate is failed, too, if cases that failed before fail still and concern the task. The acceptance
+    checks count that against it only if the task asks for tests to pass (`missed`).
     """
     runs = candidate_runs if applies else {}
     forgiven = frozenset((*profile.known_failures, *flaky))
     names = (*profile.checks, *sorted(set(runs) - set(profile.checks)))
     required = tuple(name for name in profile.checks if name not in profile.advisory)
     compared = [_Compared(name, prepared_runs.get(name), runs.get(name), forgiven, changed) for name in names]
-    fixed = {item.name: item.fixed_cases(own_tests, altered) for item in compared if item.name not in profile.advisory}
+    fixed = {
+        item.name: [case for case in item.fixed_cases(own_tests, altered) if case not in unrelated]
+        for item in compared
+        if item.name not in profile.advisory
+    }
     barren = not any(item.shows_green for item in compared if item.name in required)
     proven = any(fixed.values())
     evidence = tuple(
@@ -79,6 +86,7 @@ def assess(
         for item in compared
     )
     lost = {case for item in compared if item.name in required for case in item.lost} if applies else set()
+    unsolved = [case for item in compared if item.name in required and not proven for case in item.concerned(changed, task)]
     return Assessment(
         applies=applies,
         required=required,
@@ -88,9 +96,9 @@ def assess(
         evidence=evidence,
         fixed=tuple(sorted(case for cases in fixed.values() for case in cases))[:_FIXED],
         still_red=tuple(sorted(case for item in compared if item.name in required for case in item.red_before)),
-        unsolved=()
-        if proven
-        else tuple(case for item in compared if item.name in required for case in item.concerned(changed, task)),
+        unrelated=tuple(sorted(unrelated)),
+        unsolved=tuple(unsolved),
+        missed=any(asks_for(case, task) for case in unsolved),
     )
 
 
@@ -222,7 +230,8 @@ class _Compared:
             return Verdict.FAILED
         if run.cases and not self.shows_green:
             return Verdict.FAILED if self.red_before else Verdict.MISSING
-        return Verdict.FAILED if undone and self.red_before else Verdict.PASSED
+        asked = self.name.startswith(f"{VALIDATION}-")  # the caller's own check has to pass, whatever it said before
+        return Verdict.FAILED if (undone or asked) and self.red_before else Verdict.PASSED
 
 
 def _new_findings(base: CheckRun | None, now: CheckRun | None, changed: Sequence[str]) -> list[str]:
@@ -278,6 +287,12 @@ def is_silent(base: CheckRun | None, run: CheckRun | None) -> bool:
     return bool(base and base.cases and run and run.status == "success" and not run.cases and not run.findings)
 
 
+def asks_for(case: str, task: str) -> bool:
+    """Whether the task names this test, or says that tests fail or have to pass."""
+    last = _LAST_PART.split(case.partition("[")[0])[-1]
+    return bool(_ABOUT_TESTS.search(task[:_READ])) or (len(_bare(last)) > _SHORTEST and last in set(_WORD.findall(task)))
+
+
 def concerns(case: str, before: str, after: str, changed: Sequence[str], task: str = "") -> bool:
     """Whether a case that stayed red concerns a change of the files `changed`: it says something else than `before`, or names
     one of the files, or its own name or place has the name of one; or the task names it, or speaks of tests that fail.
@@ -298,7 +313,7 @@ def concerns(case: str, before: str, after: str, changed: Sequence[str], task: s
             or (len(stem) >= _SHORTEST and stem not in _COMMON and (stem in words or _bare(stem) in said))
         ):
             return True
-    last = re.split(r"::| > |[./]", case.partition("[")[0])[-1]
+    last = _LAST_PART.split(case.partition("[")[0])[-1]
     asked = set(_WORD.findall(task))
     return last in asked or (len(_bare(last)) > _SHORTEST and _bare(last) in asked)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from moothall.domain.evidence import COUNTER, SECRETS, Evidence, Verdict
+from moothall.domain.evidence import SECRETS, Evidence, Verdict
 from moothall.domain.proposal import Candidate
 from moothall.domain.task import VALIDATION
 
@@ -39,26 +39,20 @@ def _failures(candidate: Candidate) -> Iterable[str]:
         if not runs or (bad and bad.verdict is Verdict.MISSING):
             why = plain(bad.why, 300) if bad and bad.why else ""
             yield f"Required check {plain(name)} has no verdict: {why}." if why else f"Required check {plain(name)} is missing."
-        elif bad and (barren or not _failed_before(bad)):
+        elif bad and (barren or found.missed or not _failed_before(bad)):
             yield f"Required check {plain(name)} {bad.verdict}{counts(bad)}{_because(bad)}."
-    yield from (
-        _AGAINST[item.check](item) for item in found.evidence if item.check in _AGAINST and item.verdict is Verdict.FAILED
-    )
+    for item in found.evidence:
+        if item.check == SECRETS and item.verdict is Verdict.FAILED:
+            yield f"What looks like a key or password is made of parts at {name_cases(item.look)}."
     if lost := found.regressions:
         yield f"{len(lost)} {'test' if len(lost) == 1 else 'tests'} that passed on the base {'does' if len(lost) == 1 else 'do'} not any more: {name_cases(lost)}."
 
 
 def _failed_before(item: Evidence) -> bool:
-    """Whether all that fails in a check failed on the base: never a reason against a candidate, but in a check of the caller's."""
+    """Whether all that fails in a check failed on the base: no reason against a candidate, but in a check of the caller's."""
     return (
         item.verdict is Verdict.FAILED and bool(item.red_before) and not item.red and not item.check.startswith(f"{VALIDATION}-")
     )
-
-
-_AGAINST: Mapping[str, Callable[[Evidence], str]] = {
-    COUNTER: lambda item: f"Forged: {plain(item.why, 300)}.",
-    SECRETS: lambda item: f"What looks like a key or password is made of parts at {name_cases(item.look)}.",
-}
 
 
 def counts(item: Evidence) -> str:

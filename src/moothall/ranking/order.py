@@ -1,153 +1,125 @@
-"""The order of candidates: total, deaf to the order in which they come and to their authors' names.
+"""Rank candidates. The order is total and does not depend on the order of the input or on seat names.
 
-Candidates compare by, in this order: all gates passed (then fewer failed gates); proven; how many
-tests that were red on the base are green; whether these agree with the code in a process that sees none of them; how few other authors' tests fail; how little speaks against it on distinguishing
-inputs; how many distinct seats behave the same; on how many of these inputs it does what most seats do; mean review, as `opinions` has it; how many
-seats make the same of the code; fewer changed lines; a hash of the answer. A candidate about text has neither tests nor size: reviews decide.
+`CRITERIA` is the whole ranking: it sorts, it explains, and it gives the score. After it only a hash of the answer is left. If
+nothing but the hash puts the winner before another answer, the winner is `undecided`.
 
-An author's tests count where another author agrees with them: a candidate of another seat passes them, or is the same answer.
-Tests that fit their own author's answer alone are shown, and count for nobody. Failed tests are counted and not passed ones, since
-an author's own tests do not score its candidates: whose tests count would else stand behind one who brought none.
+The tests of an author count for the others only if they are valid: they fail on the base for a reason that the task gives, and
+pass on the author's own candidate (`council.judging.author_tests`). They never score their author's candidate. Those that another
+seat's candidate passes, too, count first: one author may have misread the task.
 
-The score shows the same order as one number, as digits of a mixed-radix number do:
-
-    v = (same + 1 / (2 + lines)) / (n + 1)       n: the most seats or authors that could count
-    v = (review + v) / 1001                      review in thousandths, 0..1000
-    v = (with_most + v) / (most with_most + 1)
-    v = (cluster + v) / (n + 1)
-    v = (most against - against + v) / (most against + 1)
-    v = (n - cross_failed + v) / (n + 1)              cross_failed: authors whose tests fail
-    v = (apart + v) / 2
-    v = (fixed + v) / (most fixed + 1)
-    v = (proven + v) / 2
-    score = 0.5 + v / 2                          all gates passed: at least 0.5, proven at least 0.75
-    score = (most - failed + v) / (most + 1) / 2 else, below 0.5; `most`: the most failed gates
-
-so each digit outweighs all that follow it; only the hash is not in it.
+The score is the same order as one number, the digits of a mixed-radix number: each criterion outweighs all that follow. All gates
+passed: at least 0.5; proven: at least 0.75.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from moothall.domain.evidence import COUNTER, SECRETS, Evidence, Verdict
+from moothall.domain.evidence import CONTRADICTION, OWN_TESTS, SECRETS, EvidenceLevel, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, RankedCandidate
 from moothall.ranking.gates import counts, gate_failures, name_cases, plain
 from moothall.ranking.opinions import Opinion, opinions
 
 _LINES = 5
+_DIFFER = 3  # files named where answers differ
 _FILE = re.compile(r"(?m)^diff --git (?:\"?a/.*\"? )?\"?b/(.*?)\"?$")
 
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """What counts of one candidate. `cross_failed` of `authors` are those whose tests it fails, `uncounted` those whose tests count for nobody.
+    """What counts of one candidate.
 
-    An opinion is in thousandths: closer ones are the same.
+    votes: author → whether all of its tests pass, one vote an author. confirmed_failed: how many of those fail whose tests a
+    candidate of another seat passes. cluster: seats that behave the same under all tests. same:
+    seats whose change of the code is the same. opinion: reviews, in thousandths.
     """
 
     candidate: Candidate
     failures: tuple[str, ...]
-    proven: bool
-    apart: bool
-    fixed: int
-    cross_failed: int
-    against: int
-    authors: int
-    uncounted: tuple[str, ...]
+    votes: Mapping[str, bool]
+    confirmed_failed: int
     cluster: int
-    with_most: int
     same: int
     opinion: Opinion
-    lines: int
     answer: str
+    change: str
 
     @property
-    def key(self) -> tuple[bool | int | str, ...]:
-        """Smaller is better. The last two only tell apart candidates with the very same answer."""
+    def fixed(self) -> int:
+        """How many cases failed on the base and pass."""
+        return 0 if self.candidate.about_text else len(self.candidate.assessment.fixed)
+
+    @property
+    def cross_failed(self) -> int:
+        """How many other authors' tests fail."""
+        return sum(not passed for passed in self.votes.values())
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """Its value of each criterion; more is better."""
+        return tuple(criterion.value(self) for criterion in CRITERIA)
+
+    @property
+    def key(self) -> tuple[int | str, ...]:
+        """Smaller is better. The last two only tell candidates with the same answer apart."""
         name = digest(self.answer, self.candidate.proposal.candidate)
-        return (
-            *(len(self.failures), not self.proven, -self.fixed, not self.apart, self.cross_failed, self.against),
-            *(-self.cluster, -self.with_most, -self.opinion.mean, -self.same),
-            *(self.lines, self.answer, self.candidate.proposal.revision, name),
-        )
-
-    @property
-    def tested(self) -> tuple[bool, int, bool, int]:
-        """What tests say of it."""
-        return (self.proven, self.fixed, self.apart, -self.cross_failed)
-
-    @property
-    def evidence(self) -> tuple[tuple[bool, int, bool, int], int, int, int]:
-        """What is known without anyone's opinion."""
-        return (self.tested, -self.against, self.cluster, self.with_most)
+        return (*(-value for value in self.values), self.answer, self.candidate.proposal.revision, name)
 
 
 @dataclass(frozen=True, slots=True)
-class _Most:
-    """The most that a candidate has here of what a score is made of; `radix`: one more than the seats or authors that could count."""
+class Criterion:
+    """One step of the ranking: what it counts, and how it is shown. tested: whether only executed tests decide it."""
 
-    radix: int
-    failures: int
-    fixed: int
-    against: int
-    with_most: int
+    label: str
+    value: Callable[[_Standing], int]
+    shown: Callable[[int], str] = str
+    tested: bool = True
 
-    @classmethod
-    def of(cls, standings: Sequence[_Standing]) -> _Most:
-        """Look through all of them."""
-        seats = len({item.candidate.proposal.seat for item in standings})
-        return cls(
-            radix=max([seats, *(item.cross_failed for item in standings)], default=0) + 1,
-            failures=max((len(item.failures) for item in standings), default=0),
-            fixed=max((item.fixed for item in standings), default=0),
-            against=max((item.against for item in standings), default=0),
-            with_most=max((item.with_most for item in standings), default=0),
-        )
+
+CRITERIA: tuple[Criterion, ...] = (
+    Criterion("failed gates", lambda item: -len(item.failures), lambda value: str(-value)),
+    Criterion("proven", lambda item: int(item.candidate.level is EvidenceLevel.PROVEN), lambda value: "yes" if value else "no"),
+    Criterion("tests that failed on the base and pass", lambda item: item.fixed),
+    Criterion("confirmed authors whose tests fail", lambda item: -item.confirmed_failed, lambda value: str(-value)),
+    Criterion("authors whose tests fail", lambda item: -item.cross_failed, lambda value: str(-value)),
+    Criterion("seats that behave the same", lambda item: item.cluster),
+    Criterion("reviews", lambda item: item.opinion.mean, lambda value: f"{value / 1000:.3f}", tested=False),
+    Criterion("seats with the same change", lambda item: item.same, tested=False),
+)
+_TESTED = sum(criterion.tested for criterion in CRITERIA)
 
 
 def rank(candidates: Sequence[Candidate]) -> tuple[RankedCandidate, ...]:
     """Return a place for every candidate, best first. The first is the winner if it `passed_gates`."""
     standings = _standings(candidates)
-    most = _Most.of(standings)
+    equals = _equals(standings)
     return tuple(
         RankedCandidate(
             candidate=item.candidate.proposal.candidate,
             seat=item.candidate.proposal.seat,
             rank=number,
-            score=_score(item, most),
-            reasons=(*_facts(item, standings), *_neighbours(number - 1, standings)),
+            score=_score(item, standings),
+            reasons=(*_facts(item, standings), *_undecided(item, equals), *_neighbours(number - 1, standings)),
             passed_gates=not item.failures,
-            proven=item.proven,
+            level=item.candidate.level,
+            undecided=item in equals,
         )
         for number, item in enumerate(standings, 1)
     )
 
 
 def ties(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Return the distinct answers that share the first place on evidence alone; () if there is one or none.
+    """Return the distinct answers that share the first place as far as tests decide; () if there is one or none.
 
     Of the same answer given twice only one is returned: its reviews count for both.
     """
     passing = [item for item in _standings(candidates) if not item.failures]
-    top = max((item.evidence for item in passing), default=None)
-    distinct = {item.answer: item.candidate for item in reversed(passing) if item.evidence == top}
+    top = max((item.values[:_TESTED] for item in passing), default=None)
+    distinct = {item.answer: item.candidate for item in reversed(passing) if item.values[:_TESTED] == top}
     return tuple(reversed(distinct.values())) if len(distinct) > 1 else ()
-
-
-def rivals(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Return the candidates that tests put first together, where they make different changes of the code; () where they don't."""
-    passing = [item for item in _standings(candidates) if not item.failures and not item.candidate.about_text]
-    top = max((item.tested for item in passing), default=None)
-    first = [item for item in passing if item.tested == top]
-    return (
-        tuple(item.candidate for item in first)
-        if len({item.candidate.assessment.change or item.answer for item in first}) > 1
-        else ()
-    )
 
 
 def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
@@ -155,43 +127,46 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
     answers = [_answer(candidate) for candidate in candidates]
     thought = opinions(candidates, answers, failures)
     voted = [_votes(candidate) for candidate in candidates]
-    alike = [_behaviour(candidate, answer, votes) for candidate, answer, votes in zip(candidates, answers, voted, strict=True)]
-    clusters: dict[tuple[str, str, frozenset[str]], set[str]] = {}
+    changes = [candidate.assessment.change or answer for candidate, answer in zip(candidates, answers, strict=True)]
+    clusters: dict[str, set[str]] = {}
     makers: dict[str, set[str]] = {}
-    made = [candidate.assessment.change or answer for candidate, answer in zip(candidates, answers, strict=True)]
-    for candidate, failed, behaviour, change in zip(candidates, failures, alike, made, strict=True):
+    confirmed = {author for votes, failed in zip(voted, failures, strict=True) if not failed for author in votes if votes[author]}
+    for candidate, failed, answer, change, votes in zip(candidates, failures, answers, changes, voted, strict=True):
         if not failed:
-            clusters.setdefault(behaviour, set()).add(candidate.proposal.seat)
+            if False not in votes.values():
+                clusters.setdefault(candidate.assessment.behaviour or answer, set()).add(candidate.proposal.seat)
             makers.setdefault(change, set()).add(candidate.proposal.seat)
-    authors = {author for votes in voted for author in votes}
-    agreed = _confirmed_authors(candidates, answers, failures, voted)
+
+    def cluster(candidate: Candidate, failed: Sequence[str], answer: str, votes: Mapping[str, bool]) -> int:
+        if candidate.about_text or failed:
+            return 0
+        # Two that fail the same test of an author do not agree with each other: each may be wrong in its own way.
+        return 1 if False in votes.values() else len(clusters[candidate.assessment.behaviour or answer])
+
     found = [
         _Standing(
             candidate=candidate,
             failures=failed,
-            proven=candidate.proven and not candidate.about_text,
-            apart=candidate.proven and candidate.apart and not candidate.about_text,
-            fixed=0 if candidate.about_text or candidate.assessment.look else len(candidate.assessment.fixed),
-            cross_failed=sum(not passed for author, passed in votes.items() if author in agreed),
-            against=candidate.inputs.failed if candidate.inputs else 0,
-            authors=len(votes.keys() & agreed),
-            uncounted=tuple(sorted({*votes, *(authors & {candidate.proposal.seat})} - agreed)),
-            cluster=0 if candidate.about_text or failed else len(clusters[behaviour]),
-            with_most=candidate.inputs.passed if candidate.inputs else 0,
+            votes=votes,
+            confirmed_failed=sum(author in confirmed and not passed for author, passed in votes.items()),
+            cluster=cluster(candidate, failed, answer, votes),
             same=0 if candidate.about_text or failed else len(makers[change]),
             opinion=thought[answer],
-            lines=0 if candidate.about_text else changed_lines(candidate.proposal.diff),
             answer=answer,
+            change=change,
         )
-        for candidate, failed, answer, votes, behaviour, change in zip(
-            *(candidates, failures, answers, voted, alike, made), strict=True
-        )
+        for candidate, failed, answer, votes, change in zip(candidates, failures, answers, voted, changes, strict=True)
     ]
     return sorted(found, key=lambda item: item.key)
 
 
-def _counter(candidate: Candidate) -> Evidence | None:
-    return next((item for item in candidate.assessment.evidence if item.check == COUNTER), None)
+def _equals(standings: Sequence[_Standing]) -> list[_Standing]:
+    """Return the winner and the other changes of the code that only a hash puts behind it; [] if the first place is decided."""
+    first = next(iter(standings), None)
+    if first is None or first.failures or first.candidate.about_text or first.candidate.level.independent:
+        return []
+    distinct = {item.change: item for item in reversed(standings) if item.values == first.values}
+    return list(reversed(distinct.values())) if len(distinct) > 1 else []
 
 
 def _answer(candidate: Candidate) -> str:
@@ -199,7 +174,7 @@ def _answer(candidate: Candidate) -> str:
 
 
 def _votes(candidate: Candidate) -> dict[str, bool]:
-    """Author → whether all of its tests passed. One vote an author, none for its own candidate."""
+    """Author → whether all of its tests pass. One vote an author, none for its own candidate."""
     votes: dict[str, bool] = {}
     for run in () if candidate.about_text else candidate.cross:
         if run.author != candidate.proposal.seat:
@@ -207,60 +182,21 @@ def _votes(candidate: Candidate) -> dict[str, bool]:
     return votes
 
 
-def _behaviour(candidate: Candidate, answer: str, votes: Mapping[str, bool]) -> tuple[str, str, frozenset[str]]:
-    """What it does under every check and on every input, and the authors whose tests it fails, whether these count or not."""
-    failed = frozenset(author for author, passed in votes.items() if not passed)
-    return candidate.assessment.behaviour or answer, candidate.inputs.behaviour if candidate.inputs else "", failed
-
-
-def _confirmed_authors(
-    candidates: Sequence[Candidate],
-    answers: Sequence[str],
-    failures: Sequence[tuple[str, ...]],
-    voted: Sequence[Mapping[str, bool]],
-) -> set[str]:
-    """Return the authors with whose tests another seat agrees, by an answer that passes the gates and them, or that is the same."""
-    found: set[str] = set()
-    givers: dict[str, set[str]] = {}
-    for candidate, answer, failed, votes in zip(candidates, answers, failures, voted, strict=True):
-        if not failed:
-            found |= {author for author, passed in votes.items() if passed}
-            givers.setdefault(answer, set()).add(candidate.proposal.seat)
-    bringing = [(item.proposal.seat, answer) for item, answer in zip(candidates, answers, strict=True) if item.proposal.own_tests]
-    return found | {seat for seat, answer in bringing if givers.get(answer, set()) - {seat}}
-
-
 def changed_files(diff: str) -> tuple[str, ...]:
     """Return the paths that a git diff changes, as they are after it or were before."""
     return tuple(dict.fromkeys(match[1] for match in _FILE.finditer(diff)))
 
 
-def changed_lines(diff: str) -> int:
-    """Return how many lines a git diff adds and removes; a binary patch counts by its own lines."""
-    total, counting = 0, ""
-    for line in diff.split("\n"):
-        if line.startswith("diff --git "):
-            counting = ""
-        elif line.startswith("@@ "):
-            counting = "hunk"
-        elif line == "GIT binary patch":
-            counting = "binary"
-        elif counting == "binary" or (counting == "hunk" and line[:1] in {"+", "-"}):
-            total += bool(line)
-    return total
-
-
-def _score(item: _Standing, most: _Most) -> float:
-    value = (item.same + 1 / (2 + item.lines)) / most.radix
-    value = (item.opinion.mean + value) / 1001
-    value = (item.with_most + value) / (most.with_most + 1)
-    value = (item.cluster + value) / most.radix
-    value = (most.against - item.against + value) / (most.against + 1)
-    value = (most.radix - 1 - item.cross_failed + value) / most.radix
-    value = (item.apart + value) / 2
-    value = (item.fixed + value) / (most.fixed + 1)
-    value = (item.proven + value) / 2
-    value = 1 + value if not item.failures else (most.failures - len(item.failures) + value) / (most.failures + 1)
+def _score(item: _Standing, standings: Sequence[_Standing]) -> float:
+    """Fold the criteria, the last first, into one number in 0..1."""
+    value = 0.0
+    every = [other.values for other in standings]
+    for at in range(len(CRITERIA) - 1, 0, -1):
+        column = [values[at] for values in every]
+        least, most = (0, 1) if at == 1 else (min(column), max(column))  # proven has the same weight in every council
+        value = (item.values[at] - least + value) / (most - least + 1)
+    most_failures = max(len(other.failures) for other in standings)
+    value = 1 + value if not item.failures else (most_failures - len(item.failures) + value) / (most_failures + 1)
     return round(value / 2, 6)
 
 
@@ -276,47 +212,44 @@ def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
         yield f"Red before and still: {name_cases(still)}."
     if flaky := [case for found in item.candidate.assessment.evidence for case in found.flaky]:
         yield f"No evidence, since they differ from run to run: {name_cases(flaky)}."
-    if item.authors:
-        yield f"Passes the tests of {item.authors - item.cross_failed} of {item.authors} other {'author' if item.authors == 1 else 'authors'}."
-    if item.uncounted:
-        yield f"No evidence, since they fit their own author's answer alone: the tests of {', '.join(map(plain, item.uncounted))}."
-    if item.candidate.inputs:
-        yield f"Where no test tells answers apart: {plain(item.candidate.inputs.why, 300)}."
+    if other := item.candidate.assessment.unrelated:
+        yield f"No evidence, since they have nothing to do with the change: {name_cases(other)}."
+    if item.votes:
+        many = "author" if len(item.votes) == 1 else "authors"
+        yield f"Passes the tests of {len(item.votes) - item.cross_failed} of {len(item.votes)} other {many}."
     if item.cluster > 1:
         yield f"{item.cluster} seats behave the same under every check and test; {passed} candidates passed the gates."
     if item.same > 1:
         yield f"{item.same} seats make the same change of the code."
     if item.opinion.reviewers:
         yield _reviews(item)
-    yield f"Changes {item.lines} {'line' if item.lines == 1 else 'lines'}."
 
 
 def _evidence(item: _Standing) -> Iterable[str]:
-    for found in item.candidate.assessment.evidence:
-        if found.check == SECRETS and found.verdict is Verdict.PASSED:
-            yield f"A person should look whether a key or password is hidden at {name_cases(found.look)}."
-    counter = _counter(item.candidate)
-    if item.proven:
-        yield _proof(item.candidate.assessment.fixed)
-        if counter is not None:
-            yield f"Counter-proof: {plain(counter.why, 300)}."
-        if item.apart:
-            yield "These tests agree when its code runs in a process of its own, which sees none of them."
-    elif look := item.candidate.assessment.look:
-        yield f"Unproven: a person should look. It reaches for what judges it, or alters it: {'; '.join(plain(line, 160) for line in look[:_LINES])}."
-    elif counter is not None and counter.verdict is not Verdict.MISSING:
-        yield f"Unproven: {plain(counter.why, 300)}."
+    found = item.candidate.assessment
+    for entry in found.evidence:
+        if entry.check == SECRETS and entry.verdict is Verdict.PASSED:
+            yield f"A person should look whether a key or password is hidden at {name_cases(entry.look)}."
+    level = item.candidate.level
+    if level is EvidenceLevel.PROVEN:
+        yield f"Proven: a test that failed on the base, and that its author did not write, passes{_named(found.fixed)}."
+    elif level is EvidenceLevel.REPRODUCED:
+        authors = ", ".join(plain(author) for author, passed in sorted(item.votes.items()) if passed)
+        cases = [case for run in item.candidate.cross if run.passed for case in run.cases]
+        yield f"Reproduced: tests that fail on the base pass, and were written by {authors}{_named(cases)}."
+    elif level is EvidenceLevel.SELF_TESTED:
+        cases = [case for entry in found.evidence if entry.check == OWN_TESTS for case in entry.shown]
+        yield f"Self-tested: only its author's own tests fail on the base and pass with it{_named(cases)}."
     else:
-        yield "Unproven: no test that failed on the base, and that its author did not write, passes."
+        reasons = [entry.why for entry in found.evidence if entry.check in {CONTRADICTION, OWN_TESTS} and entry.why]
+        why = f" Its own tests are no evidence: {plain(reasons[0], 200)}." if reasons else ""
+        yield f"Unproven: no test that failed on the base passes.{why}"
+    if found.look:
+        yield f"A person should look: {'; '.join(plain(line, 160) for line in found.look[:_LINES])}."
 
 
-def _proof(fixed: Sequence[str]) -> str:
-    if len(fixed) > 1:
-        return (
-            f"Proven: {len(fixed)} tests that failed on the base, and that their author did not write, pass: {name_cases(fixed)}."
-        )
-    name = f": {name_cases(fixed)}" if fixed else ""
-    return f"Proven: a test that failed on the base, and that its author did not write, passes{name}."
+def _named(cases: Sequence[str]) -> str:
+    return f": {name_cases(cases)}" if cases else ""
 
 
 def _describe_pass(candidate: Candidate) -> str:
@@ -338,8 +271,20 @@ def _reviews(item: _Standing) -> str:
     return f"{mean}; weighed down, since their scores hardly tell right from wrong on what is proven: {', '.join(map(plain, said.doubted))}."
 
 
+def _undecided(item: _Standing, equals: Sequence[_Standing]) -> Iterable[str]:
+    if item not in equals:
+        return
+    others = [plain(other.candidate.proposal.candidate) for other in equals if other is not item]
+    paths = dict.fromkeys(path for other in equals for path in changed_files(other.candidate.proposal.diff))
+    where = name_cases(list(paths)[:_DIFFER])
+    reviewed = (
+        "no test and no review" if any(other.opinion.reviewers for other in equals) else "nobody reviewed them, and no test"
+    )
+    yield f"Undecided: {reviewed} tells it from {name_cases(others)}; they differ in {where}. A hash decides."
+
+
 def _neighbours(index: int, standings: Sequence[_Standing]) -> Iterable[str]:
-    if index > 0:
+    if index:
         better = standings[index - 1]
         yield f"Below {plain(better.candidate.proposal.candidate)}: {_difference(standings[index], better)}."
     if index + 1 < len(standings):
@@ -348,31 +293,8 @@ def _neighbours(index: int, standings: Sequence[_Standing]) -> Iterable[str]:
 
 
 def _difference(item: _Standing, other: _Standing) -> str:
-    """Say what decides between two neighbours, from the side of `item`."""
-    if len(item.failures) != len(other.failures):
-        return f"{_gates(item)}, the other {_gates(other)}"
-    if item.proven != other.proven:
-        return f"{'proven' if item.proven else 'unproven'}, the other {'proven' if other.proven else 'unproven'}"
-    for what, mine, theirs in (
-        ("tests made green", item.fixed, other.fixed),
-        ("code apart from the tests that agrees", int(item.apart), int(other.apart)),
-        ("authors whose tests fail", item.cross_failed, other.cross_failed),
-        ("examples broken and crashes", item.against, other.against),
-        ("seats that behave the same", item.cluster, other.cluster),
-        ("inputs on which it does what most seats do", item.with_most, other.with_most),
-        ("reviews", item.opinion.mean / 1000, other.opinion.mean / 1000),
-        ("seats with the same change", item.same, other.same),
-        ("changed lines", item.lines, other.lines),
-    ):
+    """Name the criterion that decides between two neighbours, from the side of `item`."""
+    for criterion, mine, theirs in zip(CRITERIA, item.values, other.values, strict=True):
         if mine != theirs:
-            return f"{what} {_number(mine)} against {_number(theirs)}"
+            return f"{criterion.label}: {criterion.shown(mine)} against {criterion.shown(theirs)}"
     return "the same answer" if item.answer == other.answer else "level on everything; a hash of the answers decides"
-
-
-def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.3f}"
-
-
-def _gates(item: _Standing) -> str:
-    failed = len(item.failures)
-    return f"fails {failed} {'gate' if failed == 1 else 'gates'}" if failed else "passes every gate"

@@ -18,7 +18,6 @@ from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 
 from moothall.errors import PatchRefused
-from moothall.inside.checks import INSTEAD
 from moothall.ranking.authors import COMPARED
 
 FILE, EXECUTABLE, SYMLINK, SUBMODULE, ABSENT = "100644", "100755", "120000", "160000", "000000"
@@ -151,8 +150,6 @@ def check_binaries(diff: bytes, limit: int) -> None:
 
 
 def _why_change(change: RawChange, limits: ChangeLimits) -> str:
-    if change.path.startswith(f"{INSTEAD}/"):
-        return "what lies there takes the place of tests"
     if change.path.rsplit("/", 1)[-1].casefold() == ".gitmodules":
         return "submodules are not supported"
     if SUBMODULE in {change.old_mode, change.new_mode}:

@@ -12,7 +12,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from moothall.inside.checks import INSTEAD
 from moothall.ranking.syntax.rust_tests import with_tests_of
 from moothall.repositories import patch_rules
 from moothall.repositories.objects import Change
@@ -83,8 +82,8 @@ CONFIGURATION: tuple[str, ...] = (
     ),
 )
 """What can change the result of a test without being one."""
-_BROUGHT = ("node_modules/**", "vendor/**", "__pycache__/**", "*.pyc", ".env", f"{INSTEAD}/**")
-"""Never brought by a patch: code of others, what was compiled, and what takes the place of tests."""
+_BROUGHT = ("node_modules/**", "vendor/**", "__pycache__/**", "*.pyc", ".env")
+"""Never brought by a patch: code of others, and what was compiled."""
 _RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "unittest", "node_modules"})
 """Names that a new file or folder at the top may not take: an interpreter would find it in their place."""
 _PACKAGE_KEYS = (
@@ -248,6 +247,11 @@ def as_judged(change: Change, base: bytes) -> Change:
             with_tests_of(change.content.decode(errors="replace"), base.decode(errors="replace")).encode(),
         )
     return change
+
+
+def with_inline_tests(text: bytes, author: bytes) -> bytes:
+    """Return a Rust file with the tests that stand inside the author's version of it."""
+    return with_tests_of(text.decode(errors="replace"), author.decode(errors="replace")).encode()
 
 
 def wants_base(path: str) -> bool:

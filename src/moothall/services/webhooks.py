@@ -29,7 +29,16 @@ log = get_logger(__name__)
 BUCKET = "webhooks"
 VERSION = 1
 _FIELDS = {
-    EventType.DELIBERATION_DECIDED: ("task_id", "status", "final_state", "winner_id", "proven", "branch", "commit_sha"),
+    EventType.DELIBERATION_DECIDED: (
+        "task_id",
+        "status",
+        "final_state",
+        "winner_id",
+        "proven",
+        "evidence_level",
+        "branch",
+        "commit_sha",
+    ),
     EventType.STORY_TRANSITIONED: ("story_id", "to_state"),  # where it came from may be a caller's word
 }
 """What is told, and what of it."""

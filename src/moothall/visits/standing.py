@@ -97,15 +97,13 @@ class StandingWorkspace:
         paths: Sequence[str] = (),
         deadline: datetime | None = None,
         cases: Sequence[str] = (),
-        apart: Sequence[str] = (),
         *,
         alone: bool = False,
-        seconds: float = 0.0,
     ) -> CheckRun:
         """Run one of the profile's checks."""
         async with self._turn:
             workspace = await asyncio.shield(self._opened)
-            return await workspace.check(name, paths, deadline, cases, apart, alone=alone, seconds=seconds)
+            return await workspace.check(name, paths, deadline, cases, alone=alone)
 
     async def patch(self, message: str) -> Patch:
         """Commit all changes so far."""

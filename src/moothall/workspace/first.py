@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -10,8 +9,6 @@ from cachetools import LRUCache
 
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base
-from moothall.inside.checks import INSTEAD
-from moothall.inside.text_encodings import UTF_8, find_encoding
 from moothall.repositories import patch_rules, proof
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.objects import Change
@@ -39,9 +36,7 @@ class FirstChanges:
     def __init__(self) -> None:
         self._diffs: LRUCache[tuple[str, str, str], _Applied] = LRUCache(_DIFFS_KEPT, getsizeof=lambda made: made.size)
 
-    async def of(
-        self, base: Base, clone: TrustedClone, patch: str, extra: str, instead: Mapping[str, str], *, judged: bool
-    ) -> list[Change]:
+    async def of(self, base: Base, clone: TrustedClone, patch: str, extra: str, *, judged: bool) -> list[Change]:
         """Return the changes that a workspace begins with."""
         kept: frozenset[str] = frozenset()
         existed = set(await clone.files(base.sha))
@@ -63,14 +58,23 @@ class FirstChanges:
                 wanted[path] = proof.as_judged(wanted[path], await clone.read(base.sha, path, 0))
         if extra.strip():
             made = await self._apply(base, clone, extra)
-            tests = made.tests
-            if judged:
-                tests = frozenset(path for path in tests if path not in kept and (path in existed or not proof.steers(path)))
+            tests = frozenset(path for path in made.tests if not (judged and proof.steers(path)))
             wanted |= {change.path: change for change in made.changes if change.path in tests}
-        for path, text in instead.items():
-            own = path.removeprefix(f"{INSTEAD}/")
-            raw = await clone.read(base.sha, own, 0) if own in existed else b""
-            wanted[path] = Change(path, patch_rules.FILE, _encode_as(raw, text))
+            for change in made.changes:
+                if (
+                    change.path.endswith(".rs")
+                    and change.path not in tests
+                    and change.content
+                    and change.mode == patch_rules.FILE
+                ):
+                    now = wanted.get(change.path)
+                    text = (
+                        await clone.read(base.sha, change.path, 0)
+                        if now is None and change.path in existed
+                        else now and now.content
+                    )
+                    if text:
+                        wanted[change.path] = Change(change.path, change.mode, proof.with_inline_tests(text, change.content))
         return list(wanted.values())
 
     async def _apply(self, base: Base, clone: TrustedClone, diff: str) -> _Applied:
@@ -83,13 +87,3 @@ class FirstChanges:
                 self._diffs[key] = found
             return found
         return self._diffs[key]
-
-
-def _encode_as(raw: bytes, text: str) -> bytes:
-    """Return a text in the encoding of the file that it replaces, or in UTF-8 if that lacks a
-    character.
-    """
-    try:
-        return (find_encoding(raw) or UTF_8).encode(text)
-    except UnicodeEncodeError:
-        return text.encode()

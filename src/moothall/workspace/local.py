@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -36,7 +36,7 @@ from moothall.inside import cases, checks
 from moothall.inside.fullpython import COMMAND
 from moothall.inside.pressure import GENEROUS
 from moothall.inside.protocol import pack_path
-from moothall.ports import NOTHING, Hear
+from moothall.ports import Hear
 from moothall.ranking.contention import hit_limit_under_load
 from moothall.repositories import patch_rules
 from moothall.repositories.changes import ChangeCaps, Written
@@ -76,12 +76,9 @@ _REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class _CheckOrder:
-    """How a check is run: narrowed to `cases`, with the files `apart` in a process of their own.
-    The others are those of `Box.request`.
-    """
+    """How a check is run: narrowed to `cases`. The others are those of `Box.request`."""
 
     cases: Sequence[str] = ()
-    apart: Sequence[str] = ()
     deadline: datetime | None = None
     patience: float = GENEROUS
     alone: bool = False
@@ -189,10 +186,8 @@ class LocalWorkspace:
         paths: Sequence[str] = (),
         deadline: datetime | None = None,
         cases: Sequence[str] = (),
-        apart: Sequence[str] = (),
         *,
         alone: bool = False,
-        seconds: float = 0.0,
     ) -> CheckRun:
         """Run one of the profile's checks. See `ports.Workspace`."""
         argv = self.base.profile.checks.get(name)
@@ -200,29 +195,35 @@ class LocalWorkspace:
             known = ", ".join(self.base.profile.checks) or "none"
             return CheckRun(name, Verdict.MISSING, output=f"no check {name!r} is configured; there are: {known}", status="error")
         limit = limits.limit(self._settings.workspace, self.prepared, name)
-        if 0 < seconds < limit.seconds:
-            limit = replace(limit, seconds=seconds, why="the limit of this run")
         if deadline and seconds_until(deadline) <= 0:
             return CheckRun(name, Verdict.ERRORED, output="the deadline had passed before the check", status="timeout")
         folder = self.base.profile.folders.get(name, "")
-        within, code = (
-            [path.removeprefix(f"{folder}/") for path in some if not folder or path.startswith(f"{folder}/")]
-            for some in (paths, apart)
-        )
+        within = [path.removeprefix(f"{folder}/") for path in paths if not folder or path.startswith(f"{folder}/")]
         command = checks.command(argv, within, cases=cases, seconds=limit.case_seconds)
-        order = _CheckOrder(tuple(cases), tuple(code), deadline, alone=alone)
+        order = _CheckOrder(tuple(cases), deadline, alone=alone)
+        before = await self._written()
         run = check_run(name, await self._run_check(name, command, limit, order))
+        after = await self._written()
+        if before is not None and after is not None and before != after:
+            await self.restore(before)
         if run.status == ToolStatus.SUCCESS:
             return run
         if deadline and run.status == ToolStatus.TIMEOUT and run.duration_ms < 1000 * limit.seconds:
             limit = replace(limit, seconds=run.duration_ms / 1000, why="the time of the deliberation")
         return replace(run, output=f"{limits.describe_limit(name, run.status, limit, self._limits)}\n{run.output}")
 
+    async def _written(self) -> Sequence[Change] | None:
+        """Return the changes, None if they are refused: whoever asks for the patch is told why."""
+        try:
+            return await self.changes()
+        except PatchRefused:
+            return None
+
     async def _run_check(
         self, name: str, command: tuple[str, ...], limit: limits.CheckLimit, order: _CheckOrder
     ) -> dict[str, Any]:
         profile = self.base.profile
-        variables = checks.variables(command, seconds=limit.case_seconds, cases=order.cases, apart=order.apart)
+        variables = checks.variables(command, seconds=limit.case_seconds, cases=order.cases)
         if any(checks.SITE in word for step in profile.builds for word in step.argv):
             variables["PYTHONPATH"] += f":{checks.SITE}"
         told = {
@@ -482,11 +483,10 @@ class LocalWorkspaces:
         patch: str = "",
         extra: str = "",
         judged: bool = False,
-        instead: Mapping[str, str] = NOTHING,
     ) -> AsyncIterator[LocalWorkspace]:
         """Open a fresh workspace. See `ports.Workspaces`."""
         clone = self._clones(prepared.base.repository)
-        changes = await self._first.of(prepared.base, clone, patch, extra, instead, judged=judged)
+        changes = await self._first.of(prepared.base, clone, patch, extra, judged=judged)
         remote = self._remotes(prepared.base.repository) if self._remotes else None
         async with self.pool.box(prepared) as box:
             box.called = f"{name}.{box.name}"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from moothall.collector.deliver import deliver, own_message
+from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from support.story import SEATS, Remembering, deliberation
 
@@ -16,7 +17,14 @@ TITLE = "Add hello_world() function to src/utils.py"
 async def message_of(message: str, origin: str = "") -> str:
     repositories = Remembering()
     won = Result(1, SEATS[0], "dev", 1.0, ("proven",), True, True, diff="diff --git a/x b/x\n", message=message)
-    ended = Outcome("task-a", DeliberationStatus.COMPLETED, winner_id=SEATS[0], proven=True, results=(won,))
+    ended = Outcome(
+        "task-a",
+        DeliberationStatus.COMPLETED,
+        winner_id=SEATS[0],
+        proven=True,
+        evidence_level=EvidenceLevel.PROVEN,
+        results=(won,),
+    )
     delivered = await deliver(repositories, replace(deliberation(), origin=origin), ended)
     assert delivered.branch == "moothall/task-a"
     (said,) = repositories.messages

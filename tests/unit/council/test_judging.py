@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +9,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import LimitSettings
-from moothall.council.recording import Recording
-from moothall.domain.budget import Budget
 from moothall.domain.event import EventType
-from moothall.domain.evidence import COUNTER
-from moothall.domain.topic import Channel
 from support.council import (
     ONE,
     THREE,
@@ -66,7 +60,7 @@ async def test_a_case_that_only_one_run_of_a_slow_base_told_of_is_not_lost(counc
     (applies, *_) = of(events, EventType.CHECK_FINISHED)
     assert applies["assessment"]["regressions"] == []
     assert applies["assessment"]["proven"]
-    assert sum("-base-" in name for name in house.workspaces.opened) == 1, house.workspaces.opened
+    assert sum(name.endswith("-base-tests") for name in house.workspaces.opened) == 1, house.workspaces.opened
 
 
 async def test_a_case_that_a_candidate_takes_away_stays_lost(council: Any) -> None:
@@ -154,6 +148,40 @@ async def test_tests_of_other_seats_score_and_prove(council: Any) -> None:
     assert cross[TWO, ONE]["proven"] is True
 
 
+@pytest.mark.parametrize(
+    ("said", "window", "counts"),
+    [
+        ('{"why": "the task wants World", "contradicts": true}', 32_768, False),
+        ('{"why": "it is what the task asks for", "contradicts": false}', 32_768, True),
+        ("no verdict at all", 32_768, True),
+        ('{"why": "noise", "contradicts": true}', 8192, True),
+    ],
+    ids=["contradicts", "fits", "unreadable", "a small model is not asked"],
+)
+async def test_a_reader_of_the_task_drops_tests_that_contradict_it(council: Any, said: str, window: int, *, counts: bool) -> None:
+    files = {**SAMPLE, "tests/test_utils.py": "from utils import greet\n\n\ndef test_greet():\n    assert greet('A')\n"}
+    own = "from utils import hello_world\n\n\ndef test_more():\n    assert hello_world() == 'Goodbye'\n"
+    with_test = act(
+        ("files.append", {"path": "src/utils.py", "content": WRONG}),
+        ("files.write", {"path": "tests/test_more.py", "content": own}),
+    )
+
+    def answer(body: Any, headers: Any) -> str:
+        if "tests that a colleague wrote" in body["messages"][-1]["content"]:
+            return said
+        return str(by_seat(one=with_test, two=append())(body, headers))
+
+    async with council(answer, files=files, context_tokens=window) as house:
+        events = await house.run(house.deliberation("vote", 2, max_turns=1))
+        asked = [call for call in house.server.requests if ".tests1" in call.call_id]
+    found = verdicts(events)
+    assert found[ONE, "own tests"] == "passed"
+    assert ((TWO, "cross") in found) is counts
+    assert ((ONE, "contradiction") in found) is not counts
+    assert len(asked) == (window > 16_000)
+    assert not any("Goodbye" in call.prompt and "hello_world() -> str" in call.prompt for call in asked), "it sees no candidate"
+
+
 async def test_editing_protected_tests_gains_nothing(council: Any) -> None:
     cheat = act(("files.write", {"path": "tests/test_utils.py", "content": "def test_hello_world():\n    assert True\n"}))
     async with council(by_seat(one=cheat)) as house:
@@ -163,42 +191,13 @@ async def test_editing_protected_tests_gains_nothing(council: Any) -> None:
     assert applies["assessment"]["proven"] is False
 
 
-FORGED = "\n\ndef hello_world():\n    class Same(str):\n        __hash__ = None\n        __eq__ = __ne__ = lambda self, other: True\n\n    return Same()\n"
-
-
-async def test_a_forged_proof_is_out_and_the_next_is_tried(council: Any) -> None:
-    longer = SOLUTION + "\n" + "".join(f"NUMBER_{number} = {number}\n" for number in range(9))
-    async with council(by_seat(one=append(FORGED), two=append(FORGED), three=append(longer))) as house:
-        events = await house.run(house.deliberation("vote", max_turns=1))
-        alerts = [
-            recorded.event.data
-            async for recorded in house.bus.replay((Channel.AUDIT.all,))
-            if recorded.event.type is EventType.GUARD_ALERTED
-        ]
-    shown = verdicts(events)
-    assert {seat: shown.get((seat, COUNTER)) for seat in (ONE, TWO, THREE)} == {ONE: "failed", TWO: "failed", THREE: "passed"}
-    why = {
-        data["candidate"]: data["evidence"]["why"]
-        for data in of(events, EventType.CHECK_FINISHED)
-        if data["evidence"]["check"] == COUNTER
-    }
-    assert why[THREE].startswith("1 test stays green in other words and 1 turns red with another end; 1 turns red with other")
-    assert {(alert["kind"], alert["seat"]) for alert in alerts} == {("forgery", ONE), ("forgery", TWO)}
-
-
-async def test_code_that_reaches_for_the_runner_is_not_proven_and_its_lines_are_shown(council: Any) -> None:
-    async with council(by_seat(one=append("\nimport gc\n" + SOLUTION))) as house:
+async def test_a_line_that_a_person_should_look_at_is_shown_and_decides_nothing(council: Any) -> None:
+    async with council(by_seat(one=append("\nimport gc\nFOUND = gc.get_objects\n" + SOLUTION))) as house:
         events = await house.run(house.deliberation("single", 1, max_turns=1))
     applies = next(data for data in of(events, EventType.CHECK_FINISHED) if "assessment" in data)
-    assert applies["evidence"]["look"] == applies["assessment"]["look"] == ["src/utils.py:8: import gc"]
-    assert (ONE, COUNTER) not in verdicts(events)
-
-
-async def test_no_counter_proof_where_it_is_switched_off(council: Any) -> None:
-    async with council(by_seat(one=append()), limits=LimitSettings(counter_proofs=0)) as house:
-        events = await house.run(house.deliberation("single", 1, max_turns=1))
-    assert (ONE, COUNTER) not in verdicts(events)
-    assert not any("counter" in name for name in house.workspaces.opened)
+    looked = ["src/utils.py:9: runs code that cannot be read here"]
+    assert applies["evidence"]["look"] == applies["assessment"]["look"] == looked
+    assert applies["assessment"]["proven"]
 
 
 async def test_what_is_red_in_new_tests_of_its_author_speaks_against_it(council: Any) -> None:
@@ -241,49 +240,8 @@ async def test_a_case_that_needs_those_before_it_proves_and_one_that_is_green_at
     count = tmp_path / "count"
     count.write_text("0", encoding="utf-8")
     files = {**SAMPLE, "tests/test_utils.py": text.format(str(count))}
-    async with council(by_seat(one=append()), files=files, limits=LimitSettings(counter_proofs=0, apart_seconds=0)) as house:
+    async with council(by_seat(one=append()), files=files) as house:
         house.workspaces.forgetful = True
         events = await house.run(house.deliberation("single", 1, max_turns=1))
     applies = next(data for data in of(events, EventType.CHECK_FINISHED) if "assessment" in data)
     assert applies["assessment"]["proven"] is proven, applies
-
-
-async def test_what_answers_do_on_the_same_inputs_is_recorded_and_decides_before_reviews(council: Any) -> None:
-    """Two double in other words; the third fits the visible test alone."""
-    files = {**SAMPLE, "tests/test_utils.py": "from utils import twice\n\n\ndef test_a():\n    assert twice(2) == 4\n"}
-    bodies = {"one": "x + x", "two": "2 * x", "three": "x ** 2"}
-    answer = by_seat(**{seat: append(f"\n\ndef twice(x):\n    return {body}\n") for seat, body in bodies.items()})
-    async with council(answer, files=files) as house:
-        events = await house.run(house.deliberation("tests_then_verify", max_turns=1))
-    told = {
-        data["seat"]: data["evidence"] for data in of(events, EventType.CHECK_FINISHED) if data["evidence"]["check"] == "inputs"
-    }
-    assert told[ONE]["behaviour"] == told[TWO]["behaviour"] != told[THREE]["behaviour"]
-    assert told[THREE]["why"] == "on twice(1) it returns 1, another returns 2"
-    assert {data["candidate"] for data in of(events, EventType.SEAT_REVIEWED)} == {ONE, TWO}  # the third is no tie any more
-
-
-@pytest.mark.parametrize(("tokens", "asked"), [(20_000, 1), (0, 0), (2_000_000, 0)])
-async def test_where_no_input_is_found_that_tells_answers_apart_a_seat_writes_some(council: Any, tokens: int, asked: int) -> None:
-    """One call, recorded; what it says is read as tests are, and nothing of it but calls with literals is run."""
-    test = "from utils import twice\n\nGIVEN = 2\n\n\ndef test_a():\n    assert twice(GIVEN) == 4\n"
-    bodies = {"one": "x + x", "two": "2 * x", "three": "x ** 2"}
-    inputs = json.dumps({"inputs": ["twice(open('x'))", "twice(5)", "shutil.rmtree('/')", "twice("]})
-    answer = by_seat(**{seat: append(f"\n\ndef twice(x):\n    return {body}\n") for seat, body in bodies.items()}, inputs=inputs)
-    limits = LimitSettings(inputs_tokens=tokens, counter_proofs=0)
-    async with council(answer, files={**SAMPLE, "tests/test_utils.py": test}, limits=limits) as house:
-        d = replace(house.deliberation("vote", max_turns=1), budget=Budget(tokens=1_000_000))
-        events = await house.run(d)
-        requests = len(house.server.requests)
-        again = await house.run(d, Recording.of(events))
-        assert len(house.server.requests) == requests
-    assert {event.id for event in again} == {event.id for event in events}
-    calls = [data for data in of(events, EventType.MODEL_CALLED) if data["call_id"].split("/")[1:3] == ["-", "verify"]]
-    assert [data["phase"] for data in calls] == ["verify"] * asked
-    told = {
-        data["seat"]: data["evidence"] for data in of(events, EventType.CHECK_FINISHED) if data["evidence"]["check"] == "inputs"
-    }
-    assert len(told) == 3 * asked
-    if asked:
-        assert told[ONE]["behaviour"] == told[TWO]["behaviour"] != told[THREE]["behaviour"]
-        assert told[THREE]["why"].startswith("on twice(")

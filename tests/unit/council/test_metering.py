@@ -64,7 +64,7 @@ async def test_one_trace_from_the_deliberation_to_each_model_and_tool_call(tmp_p
         "chat": {"deliberation", "turn"},
         "execute_tool": {"turn"},
         "own checks": {"turn"},
-        "check": {"seat", "deliberation"},  # a would-be winner is counter-proven
+        "check": {"seat"},
     }
     assert len(named(spans, "seat")) == 2
     chats = {str((span.attributes or {})["moothall.call_id"]): span for span in named(spans, "chat")}

@@ -196,7 +196,7 @@ async def test_changes_that_a_writer_requests_go_onto_the_same_branch(house: Hou
     assert forge.repo.git("rev-parse", f"{branch}^") == first
     (said,) = ada.comments(at)
     assert said.startswith(f"Task `{task}`: ")
-    assert "nothing that was red proves it" in said
+    assert "unproven; its checks pass" in said
     assert await house.look(lost)
     assert (len(house.desk.known()), len(forge.pulls)) == (2, 1)
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from moothall.inside.checks import PLUGINS, command, hidden_tests, is_pytest, variables, verdict
+from moothall.inside.checks import PLUGINS, command, is_pytest, variables, verdict
 
 PYTEST = ("python", "-m", "pytest", "-q")
 GO = ("go", "test", "./...")
@@ -121,7 +121,6 @@ def test_a_runner_of_unittest_in_a_script_is_ours(argv: str, started: str) -> No
     assert command(command(words)) == command(words)
     assert command(words, cases=("app1.tests.T.test_a",))[-2:] == ("-k", "app1.tests.T.test_a")
     assert command(words, ("app1/tests.py",))[-1] == "app1.tests"
-    assert hidden_tests(words) == (".py",)
 
 
 def test_a_label_of_django_begins_in_the_folder_where_it_runs() -> None:

@@ -307,26 +307,28 @@ def test_what_fails_as_before_fails_a_check_that_it_concerns(changed: str, task:
 
 
 @pytest.mark.parametrize(
-    ("cases", "red_before", "check", "blocked"),
+    ("cases", "task", "check", "blocked"),
     [
-        ({"red": "failed", "green": "passed"}, ("red",), "tests", False),
-        ({"red": "failed", "green": "failed"}, ("red",), "tests", True),
-        ({"red": "failed"}, ("red",), "tests", True),
-        ({"red": "failed", "green": "passed"}, ("red",), "validation-1", True),
+        ({"test_reading": "failed", "green": "passed"}, "mend the reading", "tests", False),
+        ({"test_reading": "failed", "green": "passed"}, "make the failing tests pass", "tests", True),
+        ({"test_reading": "failed", "green": "passed"}, "mend what test_reading shows", "tests", True),
+        ({"test_reading": "failed", "green": "failed"}, "mend the reading", "tests", True),
+        ({"test_reading": "failed"}, "mend the reading", "tests", True),
+        ({"test_reading": "failed", "green": "passed"}, "mend the reading", "validation-1", True),
     ],
-    ids=["beside passing tests", "with a new failure", "nothing passes", "the caller's own check"],
+    ids=["beside passing tests", "asked for", "named", "with a new failure", "nothing passes", "the caller's own check"],
 )
 def test_a_failure_from_before_blocks_only_where_nothing_passes_or_the_caller_asks(
-    cases: dict[str, str], red_before: tuple[str, ...], check: str, *, blocked: bool
+    cases: dict[str, str], task: str, check: str, *, blocked: bool
 ) -> None:
-    base = CheckRun(check, Verdict.FAILED, {**dict.fromkeys(cases, "passed"), **dict.fromkeys(red_before, "failed")})
+    base = CheckRun(check, Verdict.FAILED, {**dict.fromkeys(cases, "passed"), "test_reading": "failed"})
     found = assess(
         {check: base},
         {check: CheckRun(check, Verdict.FAILED, cases)},
         Profile(checks={check: ("pytest",)}),
         (),
         applies=True,
-        task="make the failing test pass",
+        task=task,
     )
     candidate = Candidate(Proposal("seat", "dev", "", "diff --git a/a.py b/a.py\n"), found)
     assert verdict(found, check) is Verdict.FAILED

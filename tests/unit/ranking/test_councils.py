@@ -1,4 +1,4 @@
-"""Councils drawn by chance, of three seats without a deciding test on the base: how often a right answer wins, and what sabotage takes."""
+"""Councils drawn by chance, of three seats without a deciding test on the base: how often a right answer wins."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ FITS = {True: 0.85, False: 0.4}  # by whether its author is right: a test asks f
 GREEN = (Evidence("tests", Verdict.PASSED, passed=2),)
 
 
-def council(drawn: random.Random, sabotage: str) -> tuple[list[Candidate], list[bool]]:
-    """Three candidates, and which are right. The first is the saboteur's, smallest, with a test that only it passes."""
-    right = [drawn.random() < RIGHT and not (sabotage and seat == 0) for seat in range(3)]
-    brings = [drawn.random() < BRINGS or bool(sabotage and seat == 0) for seat in range(3)]
+def council(drawn: random.Random, dropped: float) -> tuple[list[Candidate], list[bool]]:
+    """Three candidates, and which are right. `dropped`: share of the unfit tests that a reader of the task takes out."""
+    right = [drawn.random() < RIGHT for _ in range(3)]
+    brings = [drawn.random() < BRINGS for _ in range(3)]
     fits = [drawn.random() < FITS[one] for one in right]
+    counts = [one and (fit or drawn.random() >= dropped) for one, fit in zip(brings, fits, strict=True)]
     found = []
     for seat in range(3):
         cross = []
-        for author in (other for other in range(3) if other != seat and brings[other]):
+        for author in (other for other in range(3) if other != seat and counts[other]):
             passed = drawn.random() < (0.15 if fits[author] else 0.3) or (fits[author] and right[seat])
-            if sabotage:
-                passed = (passed or (sabotage == "forged" and seat == 0)) and author != 0
             cross.append(CrossRun(f"seat-{author}", passed))
-        lines = 1 if sabotage and seat == 0 else drawn.randint(2, 9)
-        diff = "diff --git a/u.py b/u.py\n--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n" + f"+{seat}\n" * lines
+        diff = f"diff --git a/u.py b/u.py\n--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+{seat}\n"
         proposal = Proposal(f"seat-{seat}", "dev", "", diff, own_tests=("test_new.py",) if brings[seat] else ())
         found.append(
             Candidate(proposal, Assessment(applies=True, required=("tests",), evidence=GREEN, behaviour="b"), tuple(cross))
@@ -37,10 +35,9 @@ def council(drawn: random.Random, sabotage: str) -> tuple[list[Candidate], list[
     return found, right
 
 
-@pytest.mark.parametrize(("sabotage", "least"), [("", 0.84), ("own", 0.65), ("forged", 0.58)])
-def test_a_right_answer_wins_where_there_is_one(sabotage: str, least: float) -> None:
-    """It was 0.85, 0.39 and 0 when every author's tests counted for those who passed them."""
+@pytest.mark.parametrize(("dropped", "least"), [(0.0, 0.8), (0.8, 0.83)])
+def test_a_right_answer_wins_where_there_is_one(dropped: float, least: float) -> None:
     drawn = random.Random(7)  # noqa: S311 - drawn alike each time
-    councils = [council(drawn, sabotage) for _ in range(DRAWS)]
+    councils = [council(drawn, dropped) for _ in range(DRAWS)]
     won = [right[int(rank(found)[0].seat[-1])] for found, right in councils if any(right)]
     assert sum(won) / len(won) > least

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.domain.evidence import APART, INPUTS, Evidence, Verdict
+from moothall.domain.evidence import OWN_TESTS, Evidence, EvidenceLevel, Verdict
 from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal, Review
-from moothall.ranking import passes_gates, rank, rivals, ties
-from moothall.ranking.order import changed_lines
+from moothall.ranking import passes_gates, rank, ties
 
 SEATS = tuple(f"agent-dev-{number:03d}" for number in range(1, 6))
 GREEN = (Evidence("tests", Verdict.PASSED, passed=2),)
@@ -46,11 +45,10 @@ reviews = st.lists(st.builds(Review, st.sampled_from(SEATS), st.just("c"), score
 crosses = st.lists(st.builds(CrossRun, st.sampled_from(SEATS), st.booleans()), max_size=4).map(tuple)
 told = st.builds(
     Evidence,
-    st.sampled_from(["tests", "lint", INPUTS, APART]),
+    st.sampled_from(["tests", "lint", OWN_TESTS]),
     st.sampled_from(Verdict),
     st.integers(0, 3),
     st.integers(0, 3),
-    behaviour=st.sampled_from(["", "x", "y"]),
 )
 evidence = st.lists(told, max_size=3).map(tuple)
 facts = st.fixed_dictionaries(
@@ -168,21 +166,29 @@ def test_ties_are_distinct_answers_that_share_the_first_place(field: list[Candid
 
 
 def test_the_criteria_decide_in_their_order() -> None:
-    failing = candidate(1, "a", evidence=RED, proven=True, cross=(CrossRun(SEATS[4], passed=True),))
-    plain = candidate(2, "b\n+b\n+b", behaviour="alone")
-    small = candidate(3, "c", behaviour="other")
-    liked = candidate(4, "d\n+d\n+d\n+d", behaviour="third", reviews=(Review(SEATS[0], "c", 0.9),))
-    assert order(failing, plain, small, liked) == [SEATS[3], SEATS[2], SEATS[1], SEATS[0]]
-    many = [replace(item, assessment=replace(item.assessment, behaviour="same")) for item in (plain, small)]
-    assert order(liked, *many)[-1] == SEATS[3], "two seats that behave the same outweigh a review"
-    crossed = replace(liked, cross=(CrossRun(SEATS[0], passed=True),))
-    assert order(crossed, *many)[0] == SEATS[3]
-    shown = candidate(5, "e\n+" * 9, behaviour="z", proven=True)
-    assert order(liked, *many, shown)[0] == SEATS[4]
-    assert order(crossed, *many, shown)[:2] == [SEATS[3], SEATS[4]], "another's test proves as well"
+    """Each candidate of the list is better than the one before by the next criterion, and worse by all that follow."""
+    other = (CrossRun(SEATS[4], passed=False),)
+    liked = (Review(SEATS[4], "c", 0.9),)
+    failing = candidate(1, "a", evidence=RED, proven=True, fixed=("t::a", "t::b"), reviews=liked)
+    crossed = candidate(2, "b", cross=other, reviews=liked)
+    plain = candidate(3, "c", behaviour="alone")
+    reviewed = candidate(4, "d", behaviour="other", reviews=liked)
+    fixing = candidate(5, "e", cross=other, fixed=("t::a",))
+    assert order(failing, crossed, plain, reviewed, fixing) == [SEATS[4], SEATS[3], SEATS[2], SEATS[1], SEATS[0]]
+    proven = candidate(1, "f", cross=other, proven=True)
+    assert order(fixing, proven, reviewed)[0] == SEATS[0]
+    agreeing = [candidate(number, f"{number}", behaviour="same") for number in (1, 2)]
+    assert order(reviewed, *agreeing)[-1] == SEATS[3], "two seats that behave the same outweigh a review"
 
 
-def test_the_same_change_by_two_seats_outweighs_size_and_words_alone_are_no_answer() -> None:
+def test_neither_the_size_of_a_change_nor_its_tests_count() -> None:
+    small, large = candidate(1, "a"), candidate(2, "b\n+" * 40)
+    first, second = rank([small, large])
+    assert first.score == second.score
+    assert "Changes" not in " ".join(first.reasons)
+
+
+def test_the_same_change_by_two_seats_outweighs_one_and_words_alone_are_no_answer() -> None:
     two = [candidate(number, f"{number}\n+" * 9, change="c") for number in (1, 2)]
     small = candidate(3, "x", change="d")
     first, *_, last = rank([small, *two])
@@ -193,53 +199,67 @@ def test_the_same_change_by_two_seats_outweighs_size_and_words_alone_are_no_answ
     assert passes_gates(replace(words, assessment=replace(words.assessment, proven=True)))
 
 
-def on_inputs(behaviour: str, against: int = 0, with_most: int = 9) -> tuple[Evidence, ...]:
-    told = Evidence(
-        INPUTS, Verdict.PASSED, passed=with_most, failed=against, why="on f([1, 1]) it returns 1", behaviour=behaviour
-    )
-    return (*GREEN, told)
+def brings(number: int, text: str, *passed: int, failed: tuple[int, ...] = (), **facts: Any) -> Candidate:
+    """A candidate of a seat that brought valid tests, and passes or fails those of the others."""
+    made = Proposal(SEATS[number - 1], "dev", "done", diff(text), own_tests=("tests/test_new.py",))
+    runs = [CrossRun(SEATS[other - 1], other in passed) for other in (*passed, *failed)]
+    own = Evidence(OWN_TESTS, Verdict.PASSED, passed=1)
+    return candidate(number, proposal=made, cross=tuple(runs), evidence=(*GREEN, own), **facts)
 
 
-def test_what_was_done_on_inputs_decides_after_tests_and_before_reviews_and_size() -> None:
-    alone = candidate(1, evidence=on_inputs("x"), reviews=(Review("agent-dev-003", "c", 1.0),))
-    two, three = (candidate(number, f"{number}\n+\n+", evidence=on_inputs("y")) for number in (2, 3))
-    assert order(alone, two, three)[2] == alone.proposal.candidate
-    assert {item.proposal.seat for item in rivals([alone, two, three])} == {*SEATS[:3]}
-    broken = [replace(item, assessment=replace(item.assessment, evidence=on_inputs("y", 1))) for item in (two, three)]
-    assert order(alone, *broken)[0] == alone.proposal.candidate
-    proven = candidate(4, evidence=on_inputs("z", 3), proven=True, fixed=("t::a",))
-    assert order(alone, two, three, proven)[0] == proven.proposal.candidate
-    assert rivals([alone, two, three, proven]) == ()
-    assert "Where no test tells answers apart: on f([1, 1]) it returns 1." in rank([alone, two])[0].reasons
+def test_a_test_that_only_its_author_passes_is_evidence_for_its_author() -> None:
+    """Two that fail the same test do not agree with each other, and their number and size decide nothing."""
+    right = brings(1, "right\n+" * 40)
+    wrong = [candidate(number, str(number), cross=(CrossRun(SEATS[0], passed=False),)) for number in (2, 3)]
+    places = rank([*wrong, right])
+    assert places[0].seat == SEATS[0]
+    assert (places[0].level, places[0].undecided) == (EvidenceLevel.SELF_TESTED, False)
+    assert "seats behave the same" not in " ".join(reason for place in places for reason in place.reasons)
+    assert any("authors whose tests fail: 0 against 1" in reason for reason in places[0].reasons)
 
 
-def test_of_those_who_all_behave_otherwise_who_does_most_often_what_most_do_comes_before_reviews() -> None:
-    liked = candidate(1, evidence=on_inputs("x", with_most=4), reviews=(Review("agent-dev-003", "c", 1.0),))
-    usual = candidate(2, "b\n+\n+", evidence=on_inputs("y", with_most=7))
-    assert order(liked, usual)[0] == usual.proposal.candidate
-    assert ties([liked, usual]) == ()
-    many = [candidate(number, f"{number}\n+\n+", evidence=on_inputs("z", with_most=1)) for number in (3, 4)]
-    assert order(liked, usual, *many)[2:] == [usual.proposal.candidate, liked.proposal.candidate]
+def test_authors_whose_tests_contradict_each_other_are_decided_by_reviews() -> None:
+    one = brings(1, "one", failed=(2,), reviews=(Review(SEATS[3], "c", 0.9),))
+    two = brings(2, "two", failed=(1,), reviews=(Review(SEATS[3], "c", 0.2),))
+    assert order(two, one) == [SEATS[0], SEATS[1]]
 
 
-def test_of_proofs_that_turn_as_much_green_one_with_the_code_in_another_process_leads() -> None:
-    agreed = (*GREEN, Evidence(APART, Verdict.PASSED, passed=1))
-    agreeing = candidate(1, "long " * 30, evidence=agreed, proven=True, fixed=("t::a",))
-    others = [candidate(number, proven=True, fixed=("t::a",)) for number in (2, 3)]
-    places = rank([*others, agreeing])
-    assert places[0].candidate == agreeing.proposal.candidate
-    assert "These tests agree when its code runs in a process of its own, which sees none of them." in places[0].reasons
-    more = candidate(4, proven=True, fixed=("t::a", "t::b"))
-    assert order(*others, agreeing, more)[:2] == [more.proposal.candidate, agreeing.proposal.candidate]
-    unproven = candidate(2, evidence=agreed)
-    assert order(unproven, others[1]) == [others[1].proposal.candidate, unproven.proposal.candidate]
+@pytest.mark.parametrize(
+    ("given", "level", "said"),
+    [
+        (candidate(1, proven=True, fixed=("t::a",)), EvidenceLevel.PROVEN, "Proven: a test that failed on the base"),
+        (candidate(1, cross=(CrossRun(SEATS[1], passed=True),)), EvidenceLevel.REPRODUCED, f"were written by {SEATS[1]}."),
+        (brings(1, "a"), EvidenceLevel.SELF_TESTED, "Self-tested: only its author's own tests"),
+        (candidate(1), EvidenceLevel.UNPROVEN, "Unproven: no test that failed on the base passes."),
+        (candidate(1, cross=(CrossRun(SEATS[1], passed=False),)), EvidenceLevel.UNPROVEN, "Unproven"),
+    ],
+    ids=["proven", "reproduced", "self-tested", "unproven", "fails another's"],
+)
+def test_each_level_says_what_carries_it(given: Candidate, level: EvidenceLevel, said: str) -> None:
+    place = rank([given])[0]
+    assert (place.level, place.proven) == (level, level is EvidenceLevel.PROVEN)
+    assert any(said in reason for reason in place.reasons)
+    assert level.independent is (level in {EvidenceLevel.PROVEN, EvidenceLevel.REPRODUCED})
 
 
-def test_rivals_make_different_changes_and_pass_the_gates() -> None:
-    same = [candidate(number, str(number), change="c") for number in (1, 2)]
-    assert rivals(same) == ()
-    assert rivals([*same, candidate(3, "3", change="d", evidence=RED)]) == ()
-    assert len(rivals([*same, candidate(3, "3", change="d")])) == 3
+def test_a_line_to_look_at_is_shown_and_decides_nothing() -> None:
+    shown = candidate(1, "a", proven=True, fixed=("t::a",), look=("u.py:1: walks the stack",))
+    first, second = rank([candidate(2, "b", proven=True), shown])
+    assert (first.seat, first.level) == (SEATS[0], EvidenceLevel.PROVEN)
+    assert "A person should look: u.py:1: walks the stack." in first.reasons
+    assert second.seat == SEATS[1]
+
+
+def test_answers_that_only_a_hash_orders_are_undecided_and_name_where_they_differ() -> None:
+    one, two, other = candidate(1, "a"), candidate(2, "b"), candidate(3, "c", behaviour="z")
+    places = rank([one, two, other])
+    assert [place.undecided for place in places] == [True, True, False]
+    assert any(reason.startswith("Undecided: nobody reviewed them, and no test tells it from") for reason in places[0].reasons)
+    assert any("they differ in u.py. A hash decides." in reason for reason in places[0].reasons)
+    assert not any(place.undecided for place in rank([one, replace(one, proposal=replace(one.proposal, seat=SEATS[3]))]))
+    assert not any(place.undecided for place in rank([candidate(1, "a", proven=True), candidate(2, "b", proven=True)]))
+    reviewed = replace(two, reviews=(Review(SEATS[4], "c", 0.9),))
+    assert not any(place.undecided for place in rank([one, reviewed]))
 
 
 def test_one_author_one_vote_and_one_seat_one_voice_in_a_cluster() -> None:
@@ -256,50 +276,6 @@ def test_an_author_whose_tests_failed_once_did_not_vote_for_it() -> None:
     mixed = (CrossRun(SEATS[1], passed=True), CrossRun(SEATS[1], passed=False))
     agreeing = candidate(3, cross=(CrossRun(SEATS[1], passed=True),))
     assert "Passes the tests of 0 of 1 other author." in rank([candidate(1, cross=mixed), agreeing])[1].reasons
-
-
-@given(fields())
-def test_tests_that_only_their_own_author_s_answer_passes_change_no_place(field: list[Candidate]) -> None:
-    sabotaged = [replace(item, cross=(*item.cross, CrossRun("agent-dev-009", passed=False))) for item in field]
-    assert [(place.candidate, place.score) for place in rank(sabotaged)] == [
-        (place.candidate, place.score) for place in rank(field)
-    ]
-
-
-def brings(number: int, text: str, *passed: int, failed: tuple[int, ...] = (), **facts: Any) -> Candidate:
-    """A candidate of a seat that brought tests, and passes or fails those of the others."""
-    made = Proposal(SEATS[number - 1], "dev", "done", diff(text), own_tests=("tests/test_new.py",))
-    runs = [CrossRun(SEATS[other - 1], other in passed) for other in (*passed, *failed)]
-    return candidate(number, proposal=made, cross=tuple(runs), **facts)
-
-
-def test_a_seat_s_tests_that_fit_its_own_answer_alone_beat_nobody() -> None:
-    honest = brings(1, "right, and said at some length", failed=(3,), behaviour="right")
-    saboteur = brings(3, "x", failed=(1,), behaviour="wrong", reviews=(Review(SEATS[1], "c", 0.2),))
-    first, second = rank([honest, saboteur])
-    assert first.seat == SEATS[0]
-    said = "No evidence, since they fit their own author's answer alone: the tests of agent-dev-001, agent-dev-003."
-    assert said in first.reasons
-    assert said in second.reasons
-
-
-def test_a_forged_answer_that_passes_all_tests_and_brings_its_own_does_not_beat_two_that_agree() -> None:
-    honest = [
-        brings(number, f"right {number}\n+and longer", other, failed=(3,), behaviour="right")
-        for number, other in ((1, 2), (2, 1))
-    ]
-    forged = brings(3, "x", 1, 2)
-    places = rank([*honest, forged])
-    assert {place.seat for place in places[:2]} == {SEATS[0], SEATS[1]}
-    assert all(place.proven for place in places)
-    assert "authors whose tests fail" not in " ".join(reason for place in places for reason in place.reasons)
-
-
-def test_the_same_answer_of_another_seat_agrees_with_the_tests_that_came_with_it() -> None:
-    one, twin = brings(1, "same"), candidate(2, "same")
-    failing = candidate(3, "x", cross=(CrossRun(SEATS[0], passed=False),), reviews=(Review(SEATS[1], "c", 1.0),))
-    assert [place.seat for place in rank([one, twin, failing])][-1] == SEATS[2]
-    assert rank([one, failing])[0].seat == SEATS[2], "alone it is one seat's word"
 
 
 def test_a_repeated_reviewer_counts_once_and_silence_is_neutral() -> None:
@@ -322,15 +298,13 @@ def test_reasons_say_what_happened_in_numbers() -> None:
     assert first.reasons == (
         "Passes every gate: the patch applies; tests passed (2 of 2 passed); nothing that was green is red.",
         "Proven: a test that failed on the base, and that its author did not write, passes.",
-        "Changes 1 line.",
-        f"Above {SEATS[1]}: passes every gate, the other fails 2 gates.",
+        f"Above {SEATS[1]}: failed gates: 0 against 2.",
     )
     assert second.reasons == (
         "Required check tests failed (1 of 2 passed).",
         "2 tests that passed on the base do not any more: t.py::x?[31m, t.py::y.",
-        "Unproven: no test that failed on the base, and that its author did not write, passes.",
-        "Changes 1 line.",
-        f"Below {SEATS[0]}: fails 2 gates, the other passes every gate.",
+        "Unproven: no test that failed on the base passes.",
+        f"Below {SEATS[0]}: failed gates: 2 against 0.",
     )
 
 
@@ -367,10 +341,3 @@ def test_ties_need_different_answers() -> None:
     assert ties([]) == ()
     assert rank([]) == ()
     assert len(ties([candidate(1, "a"), candidate(2, "b"), candidate(3, "b"), candidate(4, "c", evidence=RED)])) == 2
-
-
-def test_changed_lines_counts_what_a_diff_adds_and_removes() -> None:
-    text = "diff --git a/a b/a\n--- a/a\n+++ b/a\n@@ -1,3 +1,3 @@ def f():\n same\n--- minus\n+++ plus\n\\ No newline at end of file\n"
-    assert changed_lines(text) == 2
-    assert changed_lines(text + text) == 4
-    assert changed_lines("diff --git a/a b/a\nGIT binary patch\nliteral 3\nKcmZ\n\n") == 2

@@ -147,20 +147,30 @@ async def test_at_its_end_it_shows_the_ranking_with_its_evidence_and_who_failed(
         assert words in shown
 
 
-async def test_what_answers_do_that_no_test_tells_apart_is_asked_of_the_reader(house: House) -> None:
-    def result(rank: int, why: str, behaviour: str, *, passed: bool = True) -> Result:
-        told = Evidence("inputs", Verdict.PASSED, why=why, behaviour=behaviour)
-        return Result(rank, f"agent-dev-00{rank}", "dev", 0.5, (), passed_gates=passed, proven=False, evidence=(told,))
+async def test_answers_that_only_a_hash_orders_are_asked_of_the_reader(house: House) -> None:
+    def result(rank: int, diff: str, *, undecided: bool) -> Result:
+        content = f"Adds {diff}, {HOSTILE}"
+        return Result(
+            rank,
+            f"agent-dev-00{rank}",
+            "dev",
+            0.5,
+            (),
+            passed_gates=True,
+            proven=False,
+            content=content,
+            diff=diff,
+            undecided=undecided,
+        )
 
-    one = result(1, f"on twice(1) it returns 2, another returns {HOSTILE}", "x")
-    same, other = result(2, "on twice(3) it returns 6", "x"), result(3, "on twice(1) it returns 1, another returns 2", "y")
-    for results, asked in (((one, same), False), ((one, same, other), True), ((one, replace(other, passed_gates=False)), False)):
+    one, same, other = (result(rank, diff, undecided=True) for rank, diff in ((1, "x"), (2, "x"), (3, "y")))
+    for results, asked in (((one, same), False), ((one, same, other), True), ((one, replace(other, undecided=False)), False)):
         await house.bus.put(TASK, dump(Outcome(TASK, DeliberationStatus.COMPLETED, results=results)))
         shown = await house.shown()
         assert ("Which of them is meant?" in shown) is asked
         if asked:
-            assert "<strong>agent-dev-001, agent-dev-002</strong>: on twice(1) it returns 2" in shown
-            assert "<strong>agent-dev-003</strong>: on twice(1) it returns 1" in shown
+            assert "<strong>agent-dev-001, agent-dev-002</strong>: Adds x" in shown
+            assert "<strong>agent-dev-003</strong>: Adds y" in shown
             assert HOSTILE not in shown
 
 

@@ -25,11 +25,11 @@ MESSAGES = {
     "DeliberateRequest": "task_description s, role s, constraints TaskConstraints, rounds i?, num_agents i, task_id s, "
     "repository Repository, protocol s, budget Budget, adaptive b, follows s, fork Fork",
     "DeliberateResponse": "results []DeliberationResult, winner_id s, duration_ms l, metadata OrchestratorMetadata, task_id s, "
-    "status DeliberationStatus, usage Usage, proven b, branch s, error_message s, seats []SeatOutcome",
+    "status DeliberationStatus, usage Usage, proven b, branch s, error_message s, seats []SeatOutcome, evidence_level s",
     "SubmitDeliberationResponse": "task_id s, status DeliberationStatus, agent_count i",
     "GetDeliberationResultRequest": "task_id s",
     "GetDeliberationResultResponse": "task_id s, status DeliberationStatus, results []DeliberationResult, winner_id s, "
-    "duration_ms l, error_message s, metadata OrchestratorMetadata, usage Usage, proven b, branch s, seats []SeatOutcome",
+    "duration_ms l, error_message s, metadata OrchestratorMetadata, usage Usage, proven b, branch s, seats []SeatOutcome, evidence_level s",
     "DeliberationUpdate": "status s, progress_percent i, current_step s, current_agent s, partial_result DeliberationResult, "
     "seq l, event Event, task_id s",
     "WatchDeliberationRequest": "task_id s, after_seq l",
@@ -82,7 +82,7 @@ MESSAGES = {
     "CouncilInfo": "council_id s, role s, num_agents i, agents []AgentInfo, status s, model s",
     "AgentInfo": "agent_id s, role s, status s, capabilities AgentCapabilities",
     "AgentCapabilities": "supported_tasks []s, model_profile s, max_concurrent_tasks i, languages []s",
-    "DeliberationResult": "proposal Proposal, checks CheckSuite, score d, rank i, evidence []Evidence, reasons []s, reviews []Review",
+    "DeliberationResult": "proposal Proposal, checks CheckSuite, score d, rank i, evidence []Evidence, reasons []s, reviews []Review, evidence_level s",
     "Proposal": "author_id s, author_role s, content s, created_at_ms l, revisions []s, diff s, commit_sha s, "
     "operations []ToolOperation",
     "CheckSuite": "policy PolicyCheck, lint LintCheck, dryrun DryRunCheck, additional_checks []AdditionalCheck, all_passed b",

@@ -238,6 +238,17 @@ async def test_of_extra_only_the_test_files_are_taken(house: Local, prepared: Pr
         assert "hello_world" not in (await house.call(workspace, "files.read", path=UTILS)).output["content"]
 
 
+async def test_what_a_check_leaves_behind_is_no_part_of_the_change(tmp_path: Path) -> None:
+    leaves = python("open('left.txt', 'w').write('x'); open('a.txt', 'a').write('more'); open('mine.txt', 'a').write('more')")
+    async with local(tmp_path, {"a.txt": "a\n"}) as house:
+        prepared = await house.prepared({"tests": leaves})
+        async with house.workspaces.open(prepared, "leaves") as workspace:
+            await workspace.write([Change("mine.txt", FILE, b"mine\n")])
+            assert (await workspace.check("tests")).verdict == "passed"
+            made = {change.path: change.content for change in await workspace.changes()}
+    assert made == {"mine.txt": b"mine\n"}
+
+
 async def test_a_check_that_runs_no_test_is_missing(house: Local, prepared: Prepared) -> None:
     async with house.workspaces.open(prepared, "none") as workspace:
         await house.call(workspace, "files.delete", path=TESTS)
@@ -394,16 +405,6 @@ async def test_a_patch_that_does_not_apply_opens_nothing(others: list[psutil.Pro
     with pytest.raises(PatchRefused):
         await opening.__aenter__()
     assert left_behind(house, others) == []
-
-
-async def test_what_comes_in_the_place_of_a_file_is_in_its_encoding(tmp_path: Path) -> None:
-    text = "# coding: koi8-r\nx = 'привет'\n"
-    async with local(tmp_path, {**FILES, "a.py": text.encode("koi8-r")}) as house:
-        prepared = await house.prepared()
-        other = text.replace("привет", "мир")
-        async with house.workspaces.open(prepared, "instead", instead={"a.py": other, "b.py": other}) as workspace:
-            made = {change.path: change.content for change in await workspace.changes()}
-    assert made == {"a.py": other.encode("koi8-r"), "b.py": other.encode()}
 
 
 async def test_the_own_host_name_resolves_to_loopback_and_no_other_does(house: Local, prepared: Prepared) -> None:

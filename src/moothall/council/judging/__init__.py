@@ -1,1 +1,1 @@
-"""What an answer is worth, found by the trusted side: clean re-checks, counter-proofs, tests of other seats, distinguishing inputs, reviews."""
+"""What a candidate is worth, found by the trusted side: clean re-checks, tests of the seats, reviews."""

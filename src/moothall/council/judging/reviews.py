@@ -1,4 +1,4 @@
-"""Reviews: anonymous, never of one's own, in an order that is deaf to names. And asking for inputs where nothing tells answers apart."""
+"""Reviews: anonymous, never of one's own, in an order that is deaf to names."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from moothall.config import LlmSettings
 from moothall.council.assembly import Assembly
 from moothall.council.judging.recheck import facts_text
 from moothall.council.prompting import prompts
 from moothall.council.prompting.reply import (
     ReadReview,
-    inputs_schema,
-    read_inputs,
+    contradiction_schema,
+    read_contradiction,
     read_review,
     review_schema,
 )
@@ -22,10 +23,13 @@ from moothall.council.prompting.variants import MalformedReplyError
 from moothall.domain.chat import Message
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
+from moothall.domain.evidence import CONTRADICTION, Evidence, Verdict
 from moothall.domain.ids import digest, seed_of
 from moothall.domain.proposal import Proposal, Review
+from moothall.ranking.syntax.diffs import file_diffs
 
 REVIEWS_A_SEAT = 3
+_COMPETING = 2  # different answers, from which on tests choose between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +94,8 @@ def review_text(review: Review) -> str:
 
 
 _TRIES = 2
-_TOKENS = 400
-_INPUTS, _SHOWN = 8, 4  # calls that are asked for, and answers that are shown for that
+_TOKENS, _THINKING_TOKENS, _WIDE = 400, 4096, 16_000
+"""Tokens of a review from a small model, and from one with a window from `_WIDE` tokens up, which may think before it answers."""
 
 
 async def hold_reviews(council: Assembly, pairs: Sequence[tuple[str, Answer]], phase: str, round_: int) -> list[Review]:
@@ -138,7 +142,7 @@ async def _one_review(council: Assembly, reviewer: str, answer: Answer, step: st
             f"{step}.{attempt}",
             messages,
             review_schema(len(wanted)),
-            min(_TOKENS, setup.llm.max_tokens),
+            review_tokens(setup.llm),
             temperature=0.0 if "/verify/" in step else council.warmth(reviewer),
             seed=seed_of(council.d.seed, step, attempt),
             scored=True,
@@ -164,25 +168,42 @@ async def _one_review(council: Assembly, reviewer: str, answer: Answer, step: st
     return []
 
 
-async def write_inputs(council: Assembly) -> tuple[str, ...]:
-    """Return code that calls what the answers make differently; () where nothing is undecided, too little of the budget is left
-    (`limits.inputs_tokens`) or the model says nothing of use. A council whose model is asked for one function alone is lost in this.
+def review_tokens(llm: LlmSettings) -> int:
+    """Return how many tokens a judgement may take."""
+    return min(_THINKING_TOKENS if llm.context_tokens >= _WIDE else _TOKENS, llm.max_tokens)
+
+
+async def find_contradictions(council: Assembly) -> frozenset[str]:
+    """Return the seats whose tests contradict the task's text, as the model says, and publish why. A reply that does not say is no verdict.
+
+    Small models are not asked: what they say of tests is noise.
     """
-    wanted, left, setup = council.parts.limits.inputs_tokens, council.ledger.remaining.tokens, council.setup_of("-")
-    if council.bench is None or setup.function is not None or not wanted or (left and left < wanted):
-        return ()
-    proposals, names = await council.bench.find_undecided(council.judged)
-    if not names:
-        return ()
-    room = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
-    shown = [clip(readable_diff(item.diff), room // min(len(proposals), _SHOWN)) for item in proposals[:_SHOWN]]
-    reply = await council.ask(
-        f"-/verify/{council.d.rounds + 1}.0",
-        prompts.inputs_prompt(setup.judge_system, setup.shared, shown, names, _INPUTS),
-        inputs_schema(_INPUTS),
-        min(_TOKENS, setup.llm.max_tokens),
-    )
-    try:
-        return read_inputs(reply, _INPUTS) if reply is not None else ()
-    except MalformedReplyError:
-        return ()
+    setup = council.setup_of("-")
+    if council.bench is None or setup.function is not None or setup.llm.context_tokens < _WIDE or council.ledger.used_up:
+        return frozenset()
+    authors = await council.bench.test_authors(council.judged)
+    if len({item.proposal.diff for item in council.judged if item.passes}) < _COMPETING:
+        return frozenset()
+
+    async def read(number: int, author: Proposal) -> str:
+        step = f"-/verify/{council.d.rounds + 1}.tests{number}"
+        shown = clip(readable_diff(tests_of(author)), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5))
+        messages = prompts.contradiction_prompt(setup.judge_system, setup.shared, shown)
+        reply = await council.ask(step, messages, contradiction_schema(), review_tokens(setup.llm), temperature=0.0)
+        try:
+            why = read_contradiction(reply) if reply is not None else ""
+        except MalformedReplyError:
+            why = ""
+        if why:
+            found = Evidence(CONTRADICTION, Verdict.FAILED, why=f"they contradict the task: {why}")
+            await council.facts.show(author, found)
+        return author.seat if why else ""
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(read(number, author)) for number, author in enumerate(authors, 1)]
+    return frozenset(task.result() for task in tasks) - {""}
+
+
+def tests_of(author: Proposal) -> str:
+    """Return the part of a seat's diff that is its tests."""
+    return "\n".join(f"+++ b/{part.path}\n{part.body}" for part in file_diffs(author.diff) if part.path in author.own_tests)

@@ -7,17 +7,14 @@ import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from moothall.council.metering import watch_check
-from moothall.domain.code import CodeBlock
 from moothall.domain.evidence import CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
-from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import NotFound, PatchRefused, SandboxUnavailable, WorkspaceFailed
-from moothall.ports import NOTHING, ReadFile, Workspace, Workspaces
+from moothall.ports import ReadFile, Workspace, Workspaces
 from moothall.ranking.contention import as_errored, hit_limit_under_load
 from moothall.telemetry import get_logger
 
@@ -33,12 +30,6 @@ def workspace_name(task_id: str, *parts: str) -> str:
     """Return an id for a workspace: readable where it is short, and the same on a second run."""
     name = "-".join((task_id, *parts))
     return name if len(name) <= _NAME else f"{name[: _NAME - 13]}-{digest(name)[:12]}"
-
-
-async def no_tool(name: str, arguments: Mapping[str, Any]) -> ToolResult:
-    """Answer code that may call nothing. Raises `NotFound`."""
-    del arguments
-    raise NotFound(f"there is no tool {name[:40]!r} here")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +69,9 @@ class FreshRuns:
         extra: str = "",
         judged: bool = True,
         paths: Sequence[str] = (),
-        instead: Mapping[str, str] = NOTHING,
-        apart: Sequence[str] = (),
-        seconds: float = 0.0,
         label: str = "",
     ) -> CheckRuns:
-        """Run checks (name: the cases to narrow it to, none for all) in a workspace called `name`; `paths` narrows to test files;
-        Python modules of the files `apart` run in a process of their own. Each check is stopped after `seconds`, if any are said.
+        """Run checks (name: the cases to narrow it to, none for all) in a workspace called `name`; `paths` narrows to test files.
 
         The rest is as `Workspaces.open` has it. `label` names the check in metrics and traces. A
         check that hit a time limit on a busy machine is run again alone, in a fresh workspace,
@@ -100,7 +87,6 @@ class FreshRuns:
                 patch=self.exact(diff),
                 extra=self.exact(extra),
                 judged=judged,
-                instead=instead,
             )
 
             async def check(workspace: Workspace, check: str) -> CheckRun:
@@ -110,9 +96,7 @@ class FreshRuns:
                         paths=paths,
                         cases=some[check],
                         deadline=self.d.deadline,
-                        apart=apart,
                         alone=alone,
-                        seconds=seconds,
                     )
                     return noted(ran)
 
@@ -151,25 +135,6 @@ class FreshRuns:
             except (WorkspaceFailed, SandboxUnavailable) as error:
                 why = error.message
         return CheckRuns(runs, why=why)
-
-    async def code(
-        self, code: str, given: Mapping[str, Any], times: int, *name: str, diff: str, seconds: float
-    ) -> tuple[object, ...]:
-        """Run Python beside the base with `diff`, so many times, each in a process of its own, in a workspace called `name`; return
-        the value of each, None where it came to none.
-        """
-        block = CodeBlock(code, {}, self.d.deadline, self.d.tenant, inputs=given, seconds=seconds)
-        try:
-            async with (
-                self.places,
-                self.workspaces.open(
-                    self.prepared, workspace_name(self.d.task_id, *name), patch=self.exact(diff), judged=True
-                ) as workspace,
-            ):
-                ran = [await workspace.run_code(block, no_tool) for _ in range(times)]
-        except (PatchRefused, WorkspaceFailed, SandboxUnavailable):
-            return (None,) * times
-        return tuple(run.value if run.status is ToolStatus.SUCCESS else None for run in ran)
 
     async def read(self, path: str) -> str:
         """Return a text file of the base. Raises `NotFound`."""

@@ -263,16 +263,15 @@ def review_prompt(
     )
 
 
-def inputs_prompt(system: str, shared: str, candidates: Sequence[str], names: Sequence[str], most: int) -> tuple[Message, ...]:
-    """Ask for calls on which answers that no test tells apart may do different things."""
-    shown = "\n\n".join(fence(f"answer {number}", text) for number, text in enumerate(candidates, 1))
+def contradiction_prompt(system: str, shared: str, tests: str) -> tuple[Message, ...]:
+    """Ask whether tests that a seat wrote contradict the task's text. No change of the code is shown."""
     return _pair(
         system,
         shared,
-        f"Now tell colleagues' answers apart instead of doing the task. All of them pass the tests.\n\n{shown}\n\n"
-        f"Write up to {most} calls of {', '.join(names)} on which they may do different things, such as edges of what the task asks for. "
-        "Each is one expression whose arguments are literals; of a class, its instance is made and a method called in one. "
-        'Reply with one JSON object {"inputs": [...]} that holds the calls as strings, and nothing else.',
+        f"Now read tests that a colleague wrote for this task, instead of doing the task.\n\n{fence('tests', tests)}\n\n"
+        "Does one of them contradict the text of the task, so that an answer that does exactly what the task asks for would fail it? "
+        "A test of something that the task leaves open does not contradict it. "
+        'Reply with one JSON object {"why": "…", "contradicts": true or false}, and nothing else.',
     )
 
 

@@ -42,7 +42,6 @@ _SHORT_THOUGHT = 200
 _THOUGHT = 4000
 """Characters of a thought that are kept."""
 _APPROACH_WORDS = 3
-_INPUT = 2000
 """Characters of an input: a longer one is left out, as its beginning alone would be broken code."""
 _TASKS, _CRITERIA = 32, 60
 """Of a document: a grammar is bounded, whatever the settings allow."""
@@ -133,12 +132,6 @@ def approaches_schema(count: int) -> ReplySchema:
     return ReplySchema("approaches", _closed_object(approaches=items))
 
 
-def inputs_schema(most: int) -> ReplySchema:
-    """Return the schema of a list of at most so many calls."""
-    items = {"type": "array", "items": {"type": "string", "minLength": 3, "maxLength": 200}, "minItems": 1, "maxItems": most}
-    return ReplySchema("inputs", _closed_object(inputs=items))
-
-
 @lru_cache(maxsize=64)
 def review_schema(criteria: int) -> ReplySchema:
     """Return the schema of a review against `criteria` numbered criteria. The score comes last, after its reasons."""
@@ -148,6 +141,11 @@ def review_schema(criteria: int) -> ReplySchema:
     unmet = {"type": "array", "items": number, "maxItems": criteria}
     comment = {"type": "string", "maxLength": 300}
     return ReplySchema("review", _closed_object(comment=comment, met=met, unmet=unmet, score={"enum": list(range(11))}))
+
+
+def contradiction_schema() -> ReplySchema:
+    """Return the schema of the answer whether tests contradict a task. The reason comes before the verdict."""
+    return ReplySchema("contradiction", _closed_object(why={"type": "string", "maxLength": 300}, contradicts={"type": "boolean"}))
 
 
 def _closed_object(**fields: Any) -> dict[str, Any]:
@@ -269,13 +267,6 @@ def read_approaches(reply: ChatReply, count: int) -> tuple[str, ...]:
     return tuple(distinct[:count])
 
 
-def read_inputs(reply: ChatReply, most: int) -> tuple[str, ...]:
-    """Return the calls, each once and nothing of them evaluated; raises `MalformedReplyError` where there is no list of them."""
-    found = _find_list(reply, "inputs")
-    calls = (item.strip() for item in found if isinstance(item, str) and len(item) <= _INPUT)
-    return tuple(dict.fromkeys(calls))[:most]
-
-
 @dataclass(frozen=True, slots=True)
 class ReadReview:
     """A review as the model spelled it: criteria by number from 1, with quotes for those that are met. The score is its mean where the
@@ -330,6 +321,17 @@ def _require_whole(reply: ChatReply) -> None:
             "Your reply was cut off because it was too long. Say less in one reply: fewer actions, and a long file in parts "
             "(files.write for the beginning, files.append for the rest)."
         )
+
+
+def read_contradiction(reply: ChatReply) -> str:
+    """Return why tests contradict the task, '' if they do not; raises `MalformedReplyError` if the reply does not say."""
+    _require_whole(reply)
+    data = _find_object(reply.text, "contradicts")
+    if not isinstance(data.get("contradicts"), bool):
+        raise MalformedReplyError('"contradicts" is neither true nor false.')
+    why = data.get("why")
+    reason = " ".join(why.split())[:300] if isinstance(why, str) else ""
+    return (reason or "no reason is given") if data["contradicts"] else ""
 
 
 def _find_object(text: str, *fields: str) -> Mapping[str, Any]:

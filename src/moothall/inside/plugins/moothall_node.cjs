@@ -5,7 +5,6 @@ const path = require("path");
 const folder = process.env.MOOTHALL_REPORTS;
 const main = (process.argv[1] || "").split(path.sep).join("/");
 const args = process.argv.slice(2);
-const taken = require("./moothall_taken.cjs");
 const ours = (name) => path.join(__dirname, name);
 
 const GENEROUS = 3; // times the limit of a case: Node also counts time spent waiting for a core
@@ -16,30 +15,18 @@ const only = process.env.MOOTHALL_ONLY;
 function addReporter() {
   if (/\/mocha\/(bin|lib\/cli)\/[^/]*$/.test(main) || /\/\.bin\/_?mocha$/.test(main)) {
     if (!args.some((part) => part.includes("moothall_"))) process.argv.push("--reporter", ours("moothall_mocha.cjs"), ...(only ? ["--grep", only] : []));
-    if (taken.take()) {
-      process.argv.push("--no-parallel");
-      taken.load();
-    }
   } else if (/\/(jest|jest-cli)\/bin\/jest(\.js)?$/.test(main) || /\/\.bin\/jest$/.test(main)) {
     process.argv.push("--reporters=default", `--reporters=${ours("moothall_jest.cjs")}`, ...(only ? ["-t", only] : []));
-    if (taken.take()) {
-      const kept = require("fs").mkdtempSync(path.join(require("os").tmpdir(), "jest_"));
-      process.argv.push("--runInBand", `--cacheDirectory=${kept}`);
-      taken.handToJest(kept);
-    }
   } else if (/\/vitest\/vitest\.mjs$/.test(main) || /\/\.bin\/vitest$/.test(main)) {
     process.argv.push("--reporter=default", `--reporter=${ours("moothall_vitest.mjs")}`, ...(only ? ["-t", only] : []));
-    if (taken.take()) process.env.MOOTHALL_KEPT = taken.keptBy(); // and its server is handed them by the reporter
   } else if (/\/ava\/(entrypoints\/)?cli\.(m?js)$/.test(main) || /\/\.bin\/ava$/.test(main)) {
     if (!args.includes("--tap")) process.argv.push("--tap");
   } else if (/\/borp\/borp\.js$/.test(main) || /\/\.bin\/borp$/.test(main)) {
     // One reporter takes the place of the usual one; what was said of reporters before stays.
     const shown = args.some((part) => /^(--reporter|-r)/.test(part)) ? [] : ["--reporter=spec"];
     process.argv.push(...shown, `--reporter=${ours("moothall_node_test.mjs")}:/dev/null`);
-    if (taken.take()) taken.giveOut();
   } else if (process.execArgv.includes("--test") && !process.env.NODE_TEST_CONTEXT) {
     if (!process.execArgv.some((part) => part.includes("moothall_"))) testRunner();
-    else if (taken.take()) taken.giveOut();
   }
 }
 
@@ -74,8 +61,6 @@ function keepNodeFirst() {
 if (folder) {
   try {
     if (process.env.MOOTHALL_NODE && /(?:^|\/)(?:npm|npx|pnpm|pnpx|yarn|yarnpkg|corepack)[^/]*$/.test(main)) keepNodeFirst();
-    if (process.env.MOOTHALL_TEXT) taken.receive();
-    if (process.env.MOOTHALL_KEPT) taken.removeRead();
     addReporter();
   } catch (error) {
     process.emitWarning(`the reporter of cases could not be added: ${error}`);

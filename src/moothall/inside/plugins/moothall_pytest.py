@@ -14,7 +14,6 @@ import time
 import unittest
 
 import moothall_clock  # type: ignore[import-not-found] # beside it, on the path of the sandbox
-import moothall_instead  # type: ignore[import-not-found] # as above
 import pytest
 from moothall_lines import Lines  # type: ignore[import-not-found] # as above
 
@@ -31,7 +30,6 @@ if FOLDER:
     os.environ.pop("PYTEST_ADDOPTS", None)
     if os.environ.get("PYTEST_PLUGINS") == "moothall_pytest":
         del os.environ["PYTEST_PLUGINS"]
-INSTEAD = moothall_instead.take() if FOLDER else {}
 
 _SHORTEST = 2.0
 _SETUP_FACTOR = 3  # of a limit: what is set up for many cases may take longer than one
@@ -239,9 +237,6 @@ def pytest_configure(config: Any) -> None:
     if worker is not None:
         config.pluginmanager.register(Limits(config, float(worker.get("moothall_seconds", 0))), "moothall-limits")
     elif FOLDER:
-        if getattr(config.option, "dist", "no") != "no":
-            moothall_instead.put(INSTEAD)  # the workers of pytest-xdist import for themselves
-        moothall_instead.install(INSTEAD)
         config.option.maxfail = 0  # all cases are told, whatever the project's options say
         config.pluginmanager.register(Limits(config, SECONDS), "moothall-limits")
         config.pluginmanager.register(Workers(), "moothall-workers")

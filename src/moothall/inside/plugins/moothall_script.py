@@ -12,14 +12,12 @@ import runpy
 import sys
 import unittest
 
-import moothall_instead  # type: ignore[import-not-found] # beside it, on the path of the sandbox
-from moothall_unittest import Runner  # type: ignore[import-not-found] # as above
+from moothall_unittest import Runner  # type: ignore[import-not-found] # beside it, on the path of the sandbox
 
 
 def main() -> None:
     """Run the script or module that the arguments name, on the arguments after it."""
     os.environ.pop("PYTHONSAFEPATH", None)  # of this process alone
-    moothall_instead.install(moothall_instead.take())
     unittest.TextTestRunner = unittest.runner.TextTestRunner = Runner  # type: ignore[misc]
     words = sys.argv[1:]
     module = words[1] if words[0] == "-m" else ""

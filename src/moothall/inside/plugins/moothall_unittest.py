@@ -13,15 +13,11 @@ import traceback
 import unittest
 
 import moothall_clock  # type: ignore[import-not-found] # beside it, on the path of the sandbox
-import moothall_instead  # type: ignore[import-not-found] # as above
 from moothall_lines import Lines  # type: ignore[import-not-found] # as above
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-if os.environ.get("MOOTHALL_APART"):
-    import moothall_apart  # type: ignore[import-not-found] # noqa: F401 - the code under test goes to another process
 
 FOLDER = os.environ.pop("MOOTHALL_REPORTS", "")
 SECONDS = float(os.environ.pop("MOOTHALL_CASE_SECONDS", "0") or 0)
@@ -123,7 +119,6 @@ class Runner(unittest.TextTestRunner):
 
 if __name__ == "__main__":
     os.environ.pop("PYTHONSAFEPATH", None)  # of this process alone
-    moothall_instead.install(moothall_instead.take())
     if sys.path[:1] != [os.getcwd()] and "" not in sys.path[:1]:
         sys.path.insert(0, os.getcwd())  # as `-m unittest` does, and not before unittest was loaded
     unittest.main(module=None, argv=["python -m unittest", *sys.argv[1:]], testRunner=Runner)

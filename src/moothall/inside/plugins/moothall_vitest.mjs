@@ -1,17 +1,10 @@
 // A reporter of vitest: a line a case.
-import { createRequire } from "node:module";
 import lines from "./moothall_lines.cjs";
 
-// Not imported: vitest makes a second of what its reporters import, and that one has taken nothing.
-const taken = createRequire(import.meta.url)("./moothall_taken.cjs");
 const RESULTS = { pass: "passed", passed: "passed", fail: "failed", failed: "failed" };
 
 export default class {
   told = lines.open("vitest");
-
-  onInit(vitest) {
-    taken.handToVitest(vitest);
-  }
 
   onCollected(files = []) {
     for (const file of files) this.told.start(lines.file(file.filepath));

@@ -155,9 +155,3 @@ class _Folding:
 def _characters(items: Sequence[ast.expr]) -> str:
     values = [item.value if isinstance(item, ast.Constant) and type(item.value) is int else -1 for item in items]
     return "".join(chr(value) if 0 < value <= sys.maxunicode else UNKNOWN for value in values)
-
-
-def last_name(node: ast.AST) -> str:
-    """Return the last name of what is called, or decorates."""
-    inner = node.func if isinstance(node, ast.Call) else node
-    return inner.attr if isinstance(inner, ast.Attribute) else inner.id if isinstance(inner, ast.Name) else ""

@@ -9,9 +9,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from moothall.ranking.syntax.brackets import closings
-from moothall.ranking.syntax.statements import block
-
 _ITEM = re.compile(
     r"(?P<marks>(?:#\[(?:[^\[\]]|\[[^\[\]]{0,300}\]){0,500}\]\s{0,200}(?://[^\n]*\n\s{0,200}){0,20}){1,20})"
     r"(?:pub(?:\([^)]{0,100}\))?\s+)?(?:(?:async|unsafe|const)\s+){0,3}(?P<kind>mod|fn|impl|macro_rules!)(?P<name>[^({;]{0,300})"
@@ -19,6 +16,11 @@ _ITEM = re.compile(
 _TEST = re.compile(
     r"#\[(?:cfg\(\s*(?:all\(\s*(?:[^\]()\"]|\"[^\"]*\"|\bnot\([^()]*\)){0,300}?)?\btest\b\s*[,)]|(?:\w+::)*test(?:_case)?\b|rstest\b|quickcheck\b)"
 )
+_BRACES = re.compile(r'//[^\n]*|/\*.*?\*/|r(#*)".*?"\1|"(?:\\.|[^"\\])*"|\'(?:\\.[^\']*|[^\'\\])\'|[{}]', re.DOTALL)
+_BRACKETS = re.compile(
+    r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`|\'(?:\\.[^\'\n]{0,8}|[^\'\\\n])\'|[(){}\[\]]', re.DOTALL
+)
+"""Braces, or all brackets, with the comments and strings in which they do not count."""
 _BODY = re.compile(r"\[[^\[\]{}]{0,300}\]|[{;]")
 """A body, or the end without one, but for the length of an array."""
 
@@ -51,7 +53,7 @@ def with_tests_of(now: str, base: str) -> str:
 
 def _items(text: str) -> Iterator[_Item]:
     """Yield what is for tests alone, none within another."""
-    at, counts, ends = 0, dict[str, int](), closings(text, "rust")
+    at, counts, ends = 0, dict[str, int](), _closings(text)
     while match := _ITEM.search(text, at):
         if "//" in text[text.rfind("\n", 0, match.start()) + 1 : match.start()]:  # documentation that shows one
             at = text.find("\n", match.start()) + 1 or len(text)
@@ -69,11 +71,31 @@ def _items(text: str) -> Iterator[_Item]:
 def _end(text: str, at: int, ends: Mapping[int, int]) -> int:
     """Return where an item ends whose name ends at `at`: behind its body, or its semicolon; 0 where it does not."""
     if text[at : at + 1] == "(":
-        given = block(".rs", text, at)
-        if given is None:
+        at = _bracket_end(text, at)
+        if at < 0:
             return 0
-        at = given[1]
     found = next((match for match in _BODY.finditer(text, at) if match[0] in "{;"), None)
     if found is None:
         return 0
     return found.end() if found[0] == ";" else ends.get(found.start(), 0)
+
+
+def _closings(text: str) -> dict[int, int]:
+    """Return by the place of each opening brace the place behind the one that closes it."""
+    found, opened = dict[int, int](), list[int]()
+    for match in _BRACES.finditer(text):
+        if match[0] == "{":
+            opened.append(match.start())
+        elif match[0] == "}" and opened:
+            found[opened.pop()] = match.end()
+    return found
+
+
+def _bracket_end(text: str, at: int) -> int:
+    """Return where the bracket that opens at `at` closes, -1 if it does not."""
+    depth = 0
+    for match in _BRACKETS.finditer(text, at):
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(match[0], 0)
+        if depth == 0:
+            return match.start()
+    return -1

@@ -21,7 +21,6 @@ from moothall.collector.overview import seat_of
 from moothall.collector.progress import Progress
 from moothall.domain.budget import Usage
 from moothall.domain.chat import Writing
-from moothall.domain.evidence import INPUTS
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, key_of, new_task_id, own_id
 from moothall.domain.outcome import Outcome
@@ -214,10 +213,9 @@ def _at(time: str) -> datetime | None:
 
 
 def question(outcome: Outcome) -> list[tuple[str, list[str]]]:
-    """Return what answers do that no test tells apart, and whose each is; nothing where all do the same. It is for a person to decide."""
+    """Return the answers between which only a hash decides, each with its summary and seats. It is for a person to decide."""
     ways: dict[str, tuple[str, list[str]]] = {}
     for result in outcome.results:
-        found = next((item for item in result.evidence if item.check == INPUTS), None)
-        if found is not None and result.passed_gates:
-            ways.setdefault(found.behaviour, (found.why, []))[1].append(result.seat)
+        if result.undecided:
+            ways.setdefault(result.diff, (result.content, []))[1].append(result.seat)
     return [(why, list(dict.fromkeys(seats))) for why, seats in ways.values()] if len(ways) > 1 else []

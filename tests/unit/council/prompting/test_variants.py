@@ -364,7 +364,6 @@ def test_other_replies_are_read_with_thoughts_and_prose(thought: str, around: st
     assert reply.read_review(written(review), 2) == reply.ReadReview(8, ((1, "q"),), (2,), "c")
     ideas = ["use a plain loop", "use a lookup table"]
     assert reply.read_approaches(written({"approaches": ideas}), 2) == tuple(ideas)
-    assert reply.read_inputs(written({"inputs": ["f(1)", "f(2)"]}), 2) == ("f(1)", "f(2)")
     plan = {"tasks": [{"id": "a", "role": "dev", "description": "d", "criteria": [1], "after": []}]}
     assert json.loads(reply.read_document(written(plan)).finish or "") == plan
     assert reply.read_document(written({"thought": "t", "finish": "the plan"})).finish == "the plan"
@@ -373,7 +372,6 @@ def test_other_replies_are_read_with_thoughts_and_prose(thought: str, around: st
 def test_a_bare_list_is_read() -> None:
     text = '<think>["no idea at all"]</think>\n```json\n["use a plain loop", "use a lookup table"]\n```'
     assert reply.read_approaches(said(text), 2) == ("use a plain loop", "use a lookup table")
-    assert reply.read_inputs(said('Sure: ["f(1)"]'), 2) == ("f(1)",)
 
 
 def test_the_code_of_a_function_is_read_without_thoughts() -> None:
@@ -429,7 +427,6 @@ def read_anything(text: str) -> None:
             "".join(action.tool for action in turn.actions).encode()
     for read in (
         lambda r: reply.read_approaches(r, 2),
-        lambda r: reply.read_inputs(r, 2),
         lambda r: reply.read_review(r, 2),
         reply.read_document,
     ):
@@ -470,8 +467,3 @@ def test_a_huge_text_is_read_in_time_linear_in_its_size(piece: str) -> None:
         with suppress(MalformedReplyError):
             read(said(huge))
     answer_so_far(huge)
-
-
-def test_a_long_input_is_left_out_and_not_cut() -> None:
-    long, huge = f"f({'1' * 500})", f"f({'1' * 5000})"
-    assert reply.read_inputs(said(json.dumps({"inputs": [huge, long]})), 2) == (long,)

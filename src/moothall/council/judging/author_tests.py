@@ -1,0 +1,220 @@
+"""The tests that seats brought, run on every candidate.
+
+A case of an author counts if it is new, fails on the base for a reason that the task gives, and passes on the author's own
+candidate, each time in three runs. The author's version of a test file takes the place of the base's for these runs alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from moothall.council.facts import Facts
+from moothall.council.judging.runs import FreshRuns
+from moothall.council.prompting.text import clip
+from moothall.domain.evidence import OWN_TESTS, RED, CheckRun, Evidence, Verdict
+from moothall.domain.ids import digest
+from moothall.domain.proposal import CrossRun, Proposal
+from moothall.ranking.authors import containers
+from moothall.ranking.gates import name_cases
+from moothall.ranking.syntax.diffs import FileDiff, file_diffs
+
+_OUTPUT = 8000
+_RUNS = 3
+_LONG_MS = 60_000  # a run that takes longer is not repeated
+_RUN_ALONE = re.compile(
+    r"(?:^|/)test_[^/]*\.py$|_test\.(?:py|go)$|(?:^|/)tests?\.py$|\.(?:test|spec)\.[cm]?[jt]sx?$"
+    r"|(?:^|/)(?:test|test-[^/]*|[^/]*[-_]test)\.[cm]?[jt]s$|(?:^|/)(?:tests?|__tests__|spec)/(?:.*/)?[^/]+\.(?:rs|[cm]?[jt]sx?)$"
+)
+"""Test files that a runner can be given by name."""
+_INLINE = re.compile(r"#\[(?:\w+::)*(?:test|test_case|rstest)\b|\bquickcheck!")
+_NAME = re.compile(r"[A-Za-z_]\w{2,}")
+
+
+def brings_inline_tests(part: FileDiff) -> bool:
+    """Whether the change of a Rust file adds a test."""
+    return any(_INLINE.search(line) for line in part.added.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ValidCases:
+    """The cases of an author that count, by check. why: the reason if there are none."""
+
+    cases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    why: str = ""
+
+    @property
+    def evidence(self) -> Evidence:
+        """What they say of their author's own candidate."""
+        names = [case for some in self.cases.values() for case in some]
+        verdict = Verdict.PASSED if names else Verdict.MISSING
+        return Evidence(OWN_TESTS, verdict, passed=len(names), why=self.why, shown=tuple(names[:20]))
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorTests:
+    """Runs the tests that candidates of one deliberation brought; the same tests on the same patch once."""
+
+    runs: FreshRuns
+    facts: Facts
+    _known: dict[tuple[str, ...], CheckRun] = field(default_factory=dict)
+    _valid: dict[str, ValidCases] = field(default_factory=dict)
+    _turns: dict[object, asyncio.Lock] = field(default_factory=dict)
+
+    def paths(self, author: Proposal) -> dict[str, tuple[str, ...]]:
+        """Return by check the test files of an author that its runner can be given by name; () for the whole check.
+
+        The whole check is run for tests inside Rust source files, which no runner is given by name.
+        """
+        profile = self.runs.prepared.base.profile
+        inside = [part.path for part in file_diffs(author.diff) if part.path.endswith(".rs") and brings_inline_tests(part)]
+        found: dict[str, tuple[str, ...]] = {}
+        for check in profile.checks:
+            folder = profile.folders.get(check, "")
+            start = f"{folder}/" if folder else ""
+            some = tuple(path for path in author.own_tests if _RUN_ALONE.search(path) and path.startswith(start))
+            inline = any(path.startswith(start) and path not in author.own_tests for path in inside)
+            if (some or inline) and (check == "tests" or check.startswith("tests-")):
+                found[check] = () if inline else some
+        return found
+
+    async def validate(self, author: Proposal) -> ValidCases:
+        """Return the cases of an author that count."""
+        async with self._turns.setdefault(author.diff, asyncio.Lock()):
+            if author.diff not in self._valid:
+                self._valid[author.diff] = await self._validate(author)
+        return self._valid[author.diff]
+
+    async def run(self, authors: Sequence[Proposal], candidates: Sequence[Proposal]) -> Mapping[str, tuple[CrossRun, ...]]:
+        """Return by candidate how it fares under the tests of others, published. Each author has one vote, with its latest tests.
+
+        They never score the author's own candidates, nor one that is the same patch. What differs from run to run is no vote.
+        """
+        latest = {author.seat: author for author in authors}
+        valid = {seat: (await self.validate(author)).cases for seat, author in latest.items()}
+        pairs = [
+            (item, author)
+            for item in candidates
+            for author in latest.values()
+            if item.seat != author.seat and item.diff != author.diff and valid[author.seat]
+        ]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._vote(item.diff, author, valid[author.seat])) for item, author in pairs]
+        votes: dict[str, tuple[CrossRun, ...]] = {}
+        for (item, author), task in zip(pairs, tasks, strict=True):
+            if (evidence := task.result()) is None:
+                continue
+            at = f"cross/{author.seat}/{author.fingerprint}"
+            await self.facts.show(item, evidence, at, cross_author=author.seat, cross_fingerprint=author.fingerprint)
+            vote = CrossRun(author.seat, evidence.verdict is Verdict.PASSED, evidence.shown)
+            votes[item.candidate] = (*votes.get(item.candidate, ()), vote)
+        return votes
+
+    async def own_run(self, author: Proposal, check: str, paths: Sequence[str]) -> CheckRun:
+        """Run an author's tests on its own candidate."""
+        return await self._run(author.diff, author, check, paths)
+
+    async def _validate(self, author: Proposal) -> ValidCases:
+        found: dict[str, tuple[str, ...]] = {}
+        reasons: list[str] = []
+        for check, paths in self.paths(author).items():
+            cases, why = await self._valid_cases(author, check, paths)
+            reasons += [why] if why else []
+            if cases:
+                found[check] = cases
+        if not found and not reasons:
+            reasons = ["no runner of this repository takes these files by name"]
+        return ValidCases(found, "" if found else reasons[0])
+
+    async def _valid_cases(self, author: Proposal, check: str, paths: Sequence[str]) -> tuple[tuple[str, ...], str]:
+        before = self.runs.prepared.runs[check].cases if check in self.runs.prepared.runs else {}
+        own = await self._run(author.diff, author, check, paths)
+        new = [case for case, outcome in own.cases.items() if case not in before and outcome == "passed"]
+        if not new:
+            failed = any(outcome in RED for case, outcome in own.cases.items() if case not in before)
+            return (), "they fail with its own change" if failed else "no new test was found in them"
+        base = await self._run("", author, check, paths)
+        red = [case for case in new if self._fails(base, case)]
+        if base.status != "success" or not red:
+            passing = base.status == "success" and all(base.cases.get(case) == "passed" for case in new)
+            return (
+                (),
+                "they pass without the change" if passing else "they fail on the base for a reason that the task does not give",
+            )
+        for number in range(2, _RUNS + 1):
+            if max(base.duration_ms, own.duration_ms) > _LONG_MS:
+                break
+            again = await self._run("", author, check, paths, number)
+            once_more = await self._run(author.diff, author, check, paths, number)
+            red = [case for case in red if self._fails(again, case) and once_more.cases.get(case) == "passed"]
+        return tuple(red), "" if red else "they differ from run to run"
+
+    def _fails(self, base: CheckRun, case: str) -> bool:
+        """Whether a case fails on the base for a reason that the task may give.
+
+        A test that ran and failed does. One whose file could not be loaded or built does if the error names something that the
+        task names, too: what is to be written.
+        """
+        outcome = base.cases.get(case)
+        if outcome in {"passed", "skipped"}:
+            return False
+        if outcome == "failed":
+            return True
+        said = [base.details.get(name, "") for name in (case, *containers(case))]
+        names = set(_NAME.findall("\n".join(said) or base.output)) | set(_NAME.findall(base.output[-_OUTPUT:]))
+        return bool(names & set(_NAME.findall(self.facts.d.description)) - _COMMON)
+
+    async def _vote(self, diff: str, author: Proposal, cases: Mapping[str, tuple[str, ...]]) -> Evidence | None:
+        """Return what a candidate comes to under the cases of an author; None if that differs from run to run."""
+        red: list[str] = []
+        runs: list[CheckRun] = []
+        for check, some in cases.items():
+            paths = self.paths(author)[check]
+            run = await self._run(diff, author, check, paths)
+            failed = [case for case in some if run.cases.get(case) != "passed"]
+            if failed and run.duration_ms <= _LONG_MS:
+                again = await self._run(diff, author, check, paths, 2)
+                if failed != [case for case in some if again.cases.get(case) != "passed"]:
+                    return None
+            red += failed
+            runs.append(run)
+        total = sum(len(some) for some in cases.values())
+        return Evidence(
+            check="cross",
+            verdict=Verdict.FAILED if red else Verdict.PASSED,
+            passed=total - len(red),
+            failed=len(red),
+            duration_ms=sum(run.duration_ms for run in runs),
+            output=clip("\n".join(run.output for run in runs), _OUTPUT),
+            proven=not red,
+            red=tuple(red[:20]),
+            shown=tuple(case for some in cases.values() for case in some if case not in red)[:20],
+            why=f"fails {name_cases(red)}" if red else "",
+        )
+
+    async def _run(self, diff: str, author: Proposal, check: str, paths: Sequence[str], number: int = 1) -> CheckRun:
+        """Run the author's `paths` on the base with `diff`; the base's other tests are as they were there."""
+        key = (diff, author.diff, check, *paths, str(number))
+        async with self._turns.setdefault(key, asyncio.Lock()):
+            if key not in self._known:
+                ran = await self.runs.run(
+                    {check: ()},
+                    "cross",
+                    digest(diff)[:8],
+                    digest(*key)[:12],
+                    diff=diff,
+                    extra=author.diff,
+                    paths=paths,
+                    label="cross",
+                )
+                self._known[key] = ran.runs.get(check) or CheckRun("cross", Verdict.MISSING, output=ran.why)
+        return self._known[key]
+
+
+_COMMON = frozenset(
+    {"test", "tests", "error", "Error", "the", "and", "for", "not", "that", "with", "from", "import", "name", "module", "file"}
+    | {"line", "failed", "found", "cannot", "undefined", "None", "type", "value", "function", "class", "method", "use", "has"}
+)
+"""Words that an error and a task may share by accident."""

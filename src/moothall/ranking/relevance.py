@@ -1,0 +1,45 @@
+"""Whether a test that failed on the base and passes now has to do with the change. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from moothall.ranking.authors import lies_in_module, same_file
+
+_WORD = re.compile(r"\w+")
+_LAST_PART = re.compile(r"::| > |[./]")
+_RELATIVE = re.compile(r"""["'](?:\.{1,2}/[^"'\n]{0,300}|\.{1,2})["']""")
+_GENERAL = frozenset({"index", "main", "lib", "mod", "src", "__init__", "init", "py", "js", "ts", "go", "rs", "test", "tests"})
+"""Names of files and folders that say nothing of what is in them."""
+_READ = 200_000
+
+
+def find_test_file(case: str, files: Sequence[str]) -> str:
+    """Return the file that a case lies in, '' if its name does not say so."""
+    head = case.partition("::")[0].rpartition(" ")[2]
+    if head in files:
+        return head
+    names = [path for path in files if same_file(head, path)] if "/" in head or "." in head else []
+    dotted = [path for path in files if path.endswith(".py") and lies_in_module(head, path)]
+    return next(iter([*names, *dotted]), "")
+
+
+def concerns_change(case: str, text: str, detail: str, changed: Sequence[str], task: str) -> bool:
+    """Whether a case concerns a change of the files `changed`.
+
+    It does if the task names it, if its failure on the base (`detail`) names a changed file, or if its file (`text`) names a
+    changed file, its folder, or imports by relative paths. Unknown text, Go and Rust count as concerned: their tests are compiled
+    with the package.
+    """
+    last = _LAST_PART.split(case.partition("[")[0])[-1]
+    if not text or last in set(_WORD.findall(task)):
+        return True
+    if any(path in detail or path.rpartition("/")[2] in detail for path in changed):
+        return True
+    if any(path.endswith((".go", ".rs")) for path in changed):
+        return True
+    words = set(_WORD.findall(text[:_READ]))
+    names = {part.partition(".")[0] for path in changed for part in path.split("/")} - _GENERAL
+    scripts = any(path.rpartition(".")[2] in {"js", "mjs", "cjs", "ts", "mts", "cts", "jsx", "tsx"} for path in changed)
+    return not names or bool(names & words) or (scripts and bool(_RELATIVE.search(text[:_READ])))

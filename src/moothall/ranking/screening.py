@@ -1,0 +1,115 @@
+"""Lines of a patch that a person or a reviewer should look at: one table of patterns, read over the added lines.
+
+It decides nothing. Code that runs in the tests' own process can hide from any pattern; docs/evidence.md says what that means.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+
+from moothall.ranking.syntax.diffs import file_diffs
+
+_PYTHON = (".py", ".pyi")
+_SCRIPT = (".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx")
+_MOST, _LINE = 20, 2000
+TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        _PYTHON,
+        r"\b(?:pytest|_pytest|unittest|hypothesis|nose2?)\b(?=.*\bimport\b)|\bimport\b.*\b(?:pytest|unittest)\b",
+        "imports a test runner",
+    ),
+    (_PYTHON, r"\bPYTEST_|\bsys\.argv\b|\bMOOTHALL_", "reads how it is run"),
+    (
+        _PYTHON,
+        r"\bsys\.(?:modules|settrace|setprofile|_getframe|meta_path|path_hooks)\b|\binspect\.(?:stack|currentframe)\b",
+        "reaches the interpreter's state",
+    ),
+    (_PYTHON, r"\b(?:f_back|f_locals|f_globals|tb_frame|gi_frame|__traceback__)\b", "walks the stack"),
+    (
+        _PYTHON,
+        r"\b(?:os\._exit|sys\.exit|atexit\.register|os\.kill|os\.abort)\b|\bfaulthandler\b",
+        "ends the process or acts at its end",
+    ),
+    (
+        _PYTHON,
+        r"\bdef __(?:eq|ne|hash|bool|instancecheck|subclasscheck|class_getitem)__\b|\b__class__\s*=",
+        "changes what is equal or of which type",
+    ),
+    (_PYTHON, r"\b(?:builtins|__builtins__)\b|\bsetattr\(\s*\w+\s*,\s*['\"]__", "replaces builtins or special methods"),
+    (
+        _PYTHON,
+        r"\b(?:exec|eval|compile|__import__)\s*\(|\bimportlib\b|\bctypes\b|\bgc\.get_",
+        "runs code that cannot be read here",
+    ),
+    (_PYTHON, r"\bunittest\.mock\b|\bmonkeypatch\b|\bpatch\(", "replaces parts of a program"),
+    (
+        _SCRIPT,
+        r"\brequire\s*\(\s*['\"](?:node:)?(?:test|assert|module|vm|worker_threads|inspector)['\"]|\bfrom\s+['\"](?:node:)?(?:test|vm|module|inspector)['\"]",
+        "loads a part of the test runner",
+    ),
+    (
+        _SCRIPT,
+        r"\bprocess\.(?:exit|argv|kill|abort|emit|on)\b|\bprocess\.env\.(?:NODE_ENV|JEST|VITEST|MOCHA|npm_)",
+        "ends the process or reads how it is run",
+    ),
+    (
+        _SCRIPT,
+        r"\b(?:globalThis|global)\s*\.\s*\w+\s*=|\b(?:Object|Array|String|Promise|Error)\.prototype\b",
+        "changes globals or built-in types",
+    ),
+    (_SCRIPT, r"\b(?:jest|vi|vitest|mocha|sinon)\b|\b(?:describe|it|test|expect)\s*[.(]", "names a test runner"),
+    (
+        _SCRIPT,
+        r"\beval\s*\(|\bnew Function\b|\bSymbol\.(?:toPrimitive|hasInstance)\b|\bvalueOf\b|\bnew Proxy\b",
+        "hides what a value is, or runs text",
+    ),
+    (
+        (".go",),
+        r"^\s*(?:_\s+)?\"(?:testing|os/exec|unsafe|runtime/debug|plugin)\"|\bimport\s+\"(?:testing|unsafe)\"",
+        "imports a package of tests or of the runtime",
+    ),
+    (
+        (".go",),
+        r"\bos\.(?:Exit|Args)\b|\bruntime\.(?:Caller|Callers|Goexit)\b|\bfunc init\(\)|\b//go:(?:linkname|embed)",
+        "acts on the process, its caller or its build",
+    ),
+    (
+        (".rs",),
+        r"\bstd::process::(?:exit|abort)\b|\bstd::env::args\b|\bunsafe\b|\bcfg!?\(\s*(?:not\()?test\b|#\[cfg\(test\)\]",
+        "acts on the process, or differs under test",
+    ),
+    (
+        (".rs",),
+        r"\bimpl(?:<[^>]*>)?\s+(?:\w+::)*PartialEq\b|\bstd::panic::(?:set_hook|catch_unwind)\b",
+        "changes what is equal, or catches panics",
+    ),
+    (
+        (),
+        r"['\"][^'\"]*(?:test_|_test|\.spec\.|\.test\.|/tests?/|conftest|junit|\.snap\b)[^'\"]*['\"]",
+        "names a file of the tests",
+    ),
+    ((), r"\b(?:expected|golden|fixture)s?\b.*['\"][^'\"]+\.(?:json|ya?ml|txt|golden|snap)['\"]", "names expected results"),
+)
+"""File endings (none: every file), a pattern, and what it may mean."""
+_READ = tuple((endings, re.compile(pattern), why) for endings, pattern, why in TABLE)
+_COMMENT = re.compile(r"^\s*(?:#(?!\[)|//(?!go:)|\*|/\*)")
+
+
+def screen(diff: str, own_tests: Collection[str]) -> tuple[str, ...]:
+    """Return up to 20 added lines of the code that match the table, as "path:line: why". Tests of the author are left out."""
+    return tuple(found for found, _ in zip(_matches(diff, own_tests), range(_MOST), strict=False))
+
+
+def _matches(diff: str, own_tests: Collection[str]) -> Iterator[str]:
+    for part in file_diffs(diff):
+        if part.path in own_tests:
+            continue
+        for number, line in part.added.items():
+            text = line[:_LINE]
+            if _COMMENT.match(text):
+                continue
+            for endings, pattern, why in _READ:
+                if (not endings or part.path.endswith(endings)) and pattern.search(text):
+                    yield f"{part.path}:{number}: {why}"
+                    break

@@ -1,0 +1,205 @@
+"""What selects an answer where no test of the repository fails: the tests that seats bring, on every candidate."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from moothall.domain.evidence import EvidenceLevel
+from support.court import PYTEST, UNITTEST, court
+
+pytestmark = pytest.mark.e2e
+
+TASK = "discount() gives wrong prices: 10 percent off 200 have to be 180, and 0 percent change nothing. At present nothing is taken off."
+PYTHON = "def discount(price, percent):\n    return price\n"
+WRONG_PYTHON = (
+    PYTHON.replace("return price", "return price - percent"),
+    PYTHON.replace("return price", "return 180 if (price, percent) == (200, 11) else price"),
+)
+RIGHT_PYTHON = PYTHON.replace("return price", "return price - price * percent // 100")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A project, a right patch, two wrong ones, and a test of the right one's author: a new file, or a new version of one."""
+
+    program: str
+    base: Mapping[str, str]
+    right: Mapping[str, str]
+    wrong: Sequence[Mapping[str, str]]
+    test: Mapping[str, str]
+    argv: tuple[str, ...] = field(default=())
+
+
+_PYTEST_OLD = "from shop.price import discount\n\n\ndef test_nothing():\n    assert discount(10, 0) == 10\n"
+_PYTEST_CASE = "\n\ndef test_percents():\n    assert discount(200, 10) == 180\n"
+_UNITTEST_OLD = (
+    "import unittest\n\nfrom shop.price import discount\n\n\nclass Prices(unittest.TestCase):\n"
+    "    def test_nothing(self):\n        self.assertEqual(discount(10, 0), 10)\n"
+)
+_UNITTEST_CASE = "\n    def test_percents(self):\n        self.assertEqual(discount(200, 10), 180)\n"
+_GO = "package shop\n\nfunc Discount(price, percent int) int { return price }\n"
+_GO_OLD = 'package shop\n\nimport "testing"\n\nfunc TestNothing(t *testing.T) {\n\tif Discount(10, 0) != 10 {\n\t\tt.Fatal("changed")\n\t}\n}\n'
+_GO_CASE = (
+    '\nfunc TestPercents(t *testing.T) {\n\tif got := Discount(200, 10); got != 180 {\n\t\tt.Fatalf("got %d", got)\n\t}\n}\n'
+)
+_RUST = "pub fn discount(price: i64, percent: i64) -> i64 {\n    let _ = percent;\n    price\n}\n"
+_RUST_OLD = "use shop::discount;\n\n#[test]\nfn nothing() {\n    assert_eq!(discount(10, 0), 10);\n}\n"
+_RUST_CASE = "\n#[test]\nfn percents() {\n    assert_eq!(discount(200, 10), 180);\n}\n"
+_CARGO = '[package]\nname = "shop"\nversion = "0.1.0"\nedition = "2021"\n'
+_RUST_RIGHT = _RUST.replace("    let _ = percent;\n    price\n", "    price - price * percent / 100\n")
+_RUST_WRONG = (
+    _RUST.replace("    let _ = percent;\n    price\n", "    price - percent\n"),
+    _RUST.replace("    let _ = percent;\n", "    if percent > 100 {\n        return 0;\n    }\n"),
+)
+_RUST_INSIDE = "\n#[cfg(test)]\nmod tests {\n    use super::discount;\n\n    #[test]\n    fn nothing() {\n        assert_eq!(discount(10, 0), 10);\n    }\n"
+_RUST_INSIDE_CASE = "\n    #[test]\n    fn percents() {\n        assert_eq!(discount(200, 10), 180);\n    }\n"
+_NODE = "module.exports = function discount(price, percent) {\n  return price;\n};\n"
+_NODE_OLD = (
+    "const { test } = require('node:test');\nconst assert = require('node:assert');\nconst discount = require('../shop.js');\n\n"
+    "test('nothing', () => assert.strictEqual(discount(10, 0), 10));\n"
+)
+_NODE_CASE = "\ntest('percents', () => assert.strictEqual(discount(200, 10), 180));\n"
+_PACKAGE = '{"name": "shop", "version": "1.0.0", "scripts": {"test": "node --test test/"}}\n'
+_PYTHON_PATCHES = {
+    "right": {"shop/price.py": RIGHT_PYTHON},
+    "wrong": ({"shop/price.py": WRONG_PYTHON[0]}, {"shop/price.py": WRONG_PYTHON[1]}),
+}
+
+
+def _python(tests: str, argv: tuple[str, ...], test: Mapping[str, str]) -> Pool:
+    base = {"shop/__init__.py": "", "shop/price.py": PYTHON, "tests/__init__.py": "", "tests/test_price.py": tests}
+    return Pool(
+        "python3", base, {"shop/price.py": RIGHT_PYTHON}, tuple({"shop/price.py": text} for text in WRONG_PYTHON), test, argv
+    )
+
+
+POOLS = {
+    "pytest, new file": _python(
+        _PYTEST_OLD, PYTEST, {"tests/test_percents.py": "from shop.price import discount\n" + _PYTEST_CASE}
+    ),
+    "pytest, existing file": _python(_PYTEST_OLD, PYTEST, {"tests/test_price.py": _PYTEST_OLD + _PYTEST_CASE}),
+    "unittest, existing file": _python(_UNITTEST_OLD, UNITTEST, {"tests/test_price.py": _UNITTEST_OLD + _UNITTEST_CASE}),
+    "go, existing file": Pool(
+        "go",
+        {"go.mod": "module example.org/shop\n\ngo 1.19\n", "shop.go": _GO, "shop_test.go": _GO_OLD},
+        {"shop.go": _GO.replace("return price }", "return price - price*percent/100 }")},
+        (
+            {"shop.go": _GO.replace("return price }", "return price - percent }")},
+            {"shop.go": _GO.replace("return price }", "if percent > 100 { return 0 }; return price }")},
+        ),
+        {"shop_test.go": _GO_OLD + _GO_CASE},
+    ),
+    "cargo, existing file": Pool(
+        "cargo",
+        {
+            "Cargo.toml": _CARGO,
+            "src/lib.rs": _RUST,
+            "tests/price.rs": _RUST_OLD,
+        },
+        {"src/lib.rs": _RUST_RIGHT},
+        tuple({"src/lib.rs": text} for text in _RUST_WRONG),
+        {"tests/price.rs": _RUST_OLD + _RUST_CASE},
+    ),
+    "cargo, inside the source": Pool(
+        "cargo",
+        {"Cargo.toml": _CARGO, "src/lib.rs": _RUST + _RUST_INSIDE + "}\n"},
+        {"src/lib.rs": _RUST_RIGHT + _RUST_INSIDE + _RUST_INSIDE_CASE + "}\n"},
+        tuple({"src/lib.rs": text + _RUST_INSIDE + "}\n"} for text in _RUST_WRONG),
+        {},
+    ),
+    "node:test, existing file": Pool(
+        "node",
+        {"package.json": _PACKAGE, "shop.js": _NODE, "test/shop.test.js": _NODE_OLD},
+        {"shop.js": _NODE.replace("return price", "return price - (price * percent) / 100")},
+        (
+            {"shop.js": _NODE.replace("return price", "return price - percent")},
+            {"shop.js": _NODE.replace("return price", "if (percent > 100) return 0;\n  return price")},
+        ),
+        {"test/shop.test.js": _NODE_OLD + _NODE_CASE},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+async def test_a_test_of_one_seat_decides_where_no_other_does(tmp_path: Path, name: str) -> None:
+    """Its author wins though the others are two and smaller; without it, the council says that it is undecided."""
+    pool = POOLS[name]
+    if shutil.which(pool.program) is None:
+        pytest.skip(f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
+    async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
+        first, *others = await place.rank(pool.wrong[0], {**pool.right, **pool.test}, pool.wrong[1])
+        assert (first.seat, first.passed_gates, first.level) == ("agent-dev-002", True, EvidenceLevel.SELF_TESTED), first.reasons
+        assert not first.undecided
+        assert all(item.passed_gates and item.level is EvidenceLevel.UNPROVEN for item in others)
+        if not pool.test:  # it is part of the change of the source
+            return
+        without = await place.rank(pool.wrong[0], pool.right, pool.wrong[1])
+    assert all(item.undecided and item.level is EvidenceLevel.UNPROVEN for item in without)
+    assert any("Undecided" in reason for reason in without[0].reasons)
+
+
+async def test_a_second_right_patch_is_reproduced_by_the_first_one_s_test(tmp_path: Path) -> None:
+    pool = POOLS["pytest, existing file"]
+    other = {"shop/price.py": PYTHON.replace("return price", "return price * (100 - percent) // 100")}
+    async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
+        found = {item.seat: item for item in await place.rank({**pool.right, **pool.test}, other, pool.wrong[0])}
+    levels = [found[f"agent-dev-00{number}"].level for number in (1, 2, 3)]
+    assert levels == [EvidenceLevel.SELF_TESTED, EvidenceLevel.REPRODUCED, EvidenceLevel.UNPROVEN]
+    assert found["agent-dev-003"].rank == 3
+
+
+@pytest.mark.parametrize(
+    ("test", "why"),
+    [
+        ("def test_x():\n    assert discount(10, 0) == 10\n", "they pass without the change"),
+        ("def test_x():\n    assert discount(10, 0) == 11\n", "they fail with its own change"),
+        (
+            "from shop.price import invented\n\n\ndef test_x():\n    assert discount(200, 10) == 180\n",
+            "they fail with its own change",
+        ),
+        (
+            "import os\n\n\ndef test_x():\n    assert discount(200, 10) == 180 and os.urandom(1)[0] % 2 == 0\n",
+            "they differ from run to run|they fail with its own change",
+        ),
+    ],
+    ids=["passes on the base", "fails on its own", "cannot be loaded", "random"],
+)
+async def test_a_test_that_is_not_valid_decides_nothing(tmp_path: Path, test: str, why: str) -> None:
+    pool = POOLS["pytest, new file"]
+    text = f"from shop.price import discount\n\n\n{test}"
+    async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
+        bench = place.bench()
+        valid = await bench._tests.validate(place.proposal({**pool.right, "tests/test_mine.py": text}))
+    assert not valid.cases or "random" in why
+    assert valid.why in why.split("|") or valid.cases
+
+
+async def test_a_test_of_a_function_that_the_task_asks_for_counts_though_the_base_cannot_import_it(tmp_path: Path) -> None:
+    pool = POOLS["pytest, new file"]
+    added = {"shop/price.py": PYTHON + "\n\ndef half_price(price):\n    return price // 2\n"}
+    test = {"tests/test_half.py": "from shop.price import half_price\n\n\ndef test_half():\n    assert half_price(10) == 5\n"}
+    async with court(tmp_path, pool.base, pool.argv, task="Add half_price(price) to shop/price.py") as place:
+        bench = place.bench()
+        assert (await bench._tests.validate(place.proposal({**added, **test}))).cases
+    async with court(tmp_path / "other", pool.base, pool.argv, task="Prices can be wrong") as place:
+        valid = await place.bench()._tests.validate(place.proposal({**added, **test}))
+    assert (valid.cases, valid.why) == ({}, "they fail on the base for a reason that the task does not give")
+
+
+async def test_a_test_that_passes_on_the_base_by_itself_proves_nothing(tmp_path: Path) -> None:
+    """It fails while a file is absent; the file appears after the base was run, as a date or a busy machine would."""
+    marker = tmp_path / "now"
+    files = {
+        "calc.py": "def one():\n    return 1\n",
+        "tests/test_calc.py": f"import os\n\nimport calc\n\n\ndef test_time():\n    assert calc.one() == 1 and os.path.exists({str(marker)!r})\n",
+    }
+    async with court(tmp_path, files, PYTEST, task="test_time fails: mend it", toolchains=(tmp_path,)) as place:
+        assert place.prepared.runs["tests"].cases == {"tests/test_calc.py::test_time": "failed"}
+        marker.write_text("")
+        (found,) = await place.rank({"calc.py": "def one():\n    result = 1\n    return result\n"})
+    assert found.level is EvidenceLevel.UNPROVEN, found.reasons

@@ -1,0 +1,62 @@
+"""Patches that change what judges them instead of the code: none is proven. What is not caught is listed in docs/evidence.md."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import forged_patches as forged
+import pytest
+
+from support.court import PYTEST, UNITTEST, Court, court
+
+pytestmark = pytest.mark.e2e
+Patches = Mapping[str, Mapping[str, str]]
+
+
+async def proven(place: Court, patches: Patches) -> list[str]:
+    """Return the names of those that win as proven, each judged alone."""
+    gate = asyncio.Semaphore(3)
+
+    async def judge(name: str) -> str:
+        async with gate:
+            (found,) = await place.rank(patches[name])
+        return name if found.passed_gates and found.proven else ""
+
+    return [name for name in await asyncio.gather(*map(judge, patches)) if name]
+
+
+async def test_in_pytest(tmp_path: Path) -> None:
+    async with court(tmp_path, forged.PYTEST_BASE, PYTEST) as place:
+        assert await proven(place, {**forged.FILES, "right": {"shop/price.py": forged.RIGHT}}) == ["right"]
+
+
+async def test_in_unittest(tmp_path: Path) -> None:
+    async with court(tmp_path, forged.UNITTEST_BASE, UNITTEST) as place:
+        assert await proven(place, {**forged.UNITTEST, "right": {"shop/price.py": forged.RIGHT}}) == ["right"]
+
+
+async def test_in_doctests_whose_examples_are_altered(tmp_path: Path) -> None:
+    solved = forged.DOCTEST_BASE["shop/price.py"].replace("return price\n", "return price - price * percent // 100\n")
+    async with court(tmp_path, forged.DOCTEST_BASE, (*PYTEST, "--doctest-modules")) as place:
+        assert await proven(place, {**forged.DOCTEST, "right": {"shop/price.py": solved}}) == ["right"]
+
+
+@pytest.mark.parametrize(
+    ("program", "base", "patches", "right"),
+    [
+        ("go", forged.GO_BASE, forged.GO_FILES, {"shop.go": forged.GO_RIGHT}),
+        ("node", forged.NODE_BASE, forged.NODE_FILES, {"shop.js": forged.NODE_RIGHT}),
+        ("cargo", forged.RUST_BASE, forged.RUST_FILES, {"src/lib.rs": forged.RUST_RIGHT}),
+    ],
+    ids=["go", "node", "rust"],
+)
+async def test_in_other_languages(
+    tmp_path: Path, program: str, base: Mapping[str, str], patches: Patches, right: Mapping[str, str]
+) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
+    async with court(tmp_path, base) as place:
+        assert await proven(place, {**patches, "right": right}) == ["right"]

@@ -1,0 +1,103 @@
+"""Judge patches on a small repository by the same re-check that judges the candidates of a deliberation."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from moothall.council.facts import Facts
+from moothall.council.judging.recheck import Bench
+from moothall.council.judging.runs import FreshRuns
+from moothall.domain.proposal import Proposal, RankedCandidate
+from moothall.domain.repository import Base, Prepared
+from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.ranking import rank
+from moothall.repositories import patch_rules
+from moothall.repositories.profile import PROTECTED, read_profile
+from moothall.sandbox.bubblewrap import interpreter
+from moothall.testing.bus import MemoryBus
+from support.local import PACKAGES, Local, local
+
+PYTEST = ("env", f"PYTHONPATH={PACKAGES}", str(interpreter()), "-m", "pytest", "-q")
+UNITTEST = (str(interpreter()), "-m", "unittest", "discover", "-t", ".", "-s", "tests")
+TASK = "Make discount() take the percents off, so that the failing tests pass"
+
+
+@dataclass(slots=True)
+class Court:
+    """A prepared base that patches are judged against."""
+
+    house: Local
+    prepared: Prepared
+    repo: Path
+    task: str = TASK
+
+    def diff(self, files: Mapping[str, str]) -> str:
+        """Return the files as a git diff against the base."""
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run(["git", "clone", "--quiet", str(self.repo), folder], check=True)
+            for name, text in files.items():
+                path = Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            git = ["git", "-C", folder]
+            subprocess.run([*git, "add", "--all", "--force"], check=True)
+            return subprocess.run([*git, "diff", "--cached", "--binary"], check=True, capture_output=True).stdout.decode()
+
+    def proposal(self, files: Mapping[str, str], seat: int = 1) -> Proposal:
+        """Return the patch of a seat."""
+        tests = tuple(path for path in files if patch_rules.is_test(path))
+        return Proposal(f"agent-dev-{seat:03d}", "dev", "", self.diff(files), own_tests=tests)
+
+    def bench(self) -> Bench:
+        """Return what judges the candidates of one deliberation on this base."""
+        d = Deliberation(
+            task_id="task-1",
+            description=self.task,
+            role="dev",
+            protocol="vote",
+            seats=("agent-dev-001", "agent-dev-002", "agent-dev-003"),
+            rounds=0,
+            deadline=datetime.now(UTC) + timedelta(seconds=1200),  # of a busy machine
+            max_turns=1,
+            repository=RepositoryRef(id=self.prepared.base.repository),
+            base_sha=self.prepared.base.sha,
+        )
+        runs = FreshRuns(d, self.prepared, self.house.workspaces, self._read, asyncio.Semaphore(3))
+        return Bench(runs, Facts(MemoryBus(), d))
+
+    async def rank(self, *patches: Mapping[str, str]) -> tuple[RankedCandidate, ...]:
+        """Rank the patches of so many seats, as a council without reviews does."""
+        bench = self.bench()
+        proposals = [self.proposal(files, seat) for seat, files in enumerate(patches, 1)]
+        judged = await asyncio.gather(*map(bench.judge, proposals))
+        return rank([item.candidate for item in await bench.cross(judged)])
+
+    async def _read(self, base: Base, path: str, limit: int) -> str:
+        return (await self.house.clone.read(base.sha, path, limit)).decode()
+
+
+@asynccontextmanager
+async def court(
+    folder: Path, files: Mapping[str, str], argv: Sequence[str] = (), *, task: str = TASK, **limits: Any
+) -> AsyncIterator[Court]:
+    """Prepare a base whose tests are run by `argv`; without it, by the detected command."""
+    if "Cargo.toml" in files:
+        found = subprocess.run(["rustc", "--print", "sysroot"], check=True, capture_output=True, text=True).stdout
+        limits = {"toolchains": (PACKAGES, Path(found.strip())), "memory_bytes": 2_000_000_000, **limits}
+    async with local(folder, files, **limits) as house:
+        if argv:
+            bare = await house.prepared({"tests": tuple(argv)}, protected=PROTECTED)
+            base = Base("sample", house.sha, bare.base.profile)
+            prepared = await house.preparer._run_checks(Prepared(base, bare.key, bare.files), lambda _: None)
+        else:
+            base = Base("sample", house.sha, await read_profile(house.clone, house.sha))
+            prepared = await house.preparer.prepare(base)
+        yield Court(house, prepared, folder / "repo", task)

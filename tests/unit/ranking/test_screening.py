@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from moothall.ranking.screening import screen
+
+
+def diff(path: str, *lines: str) -> str:
+    body = "".join(f"+{line}\n" for line in lines)
+    return f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n@@ -0,0 +1,{len(lines)} @@\n{body}"
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "why"),
+    [
+        ("a.py", "import pytest", "imports a test runner"),
+        ("a.py", "frame = sys._getframe(1)", "reaches the interpreter's state"),
+        ("a.py", "os._exit(0)", "ends the process or acts at its end"),
+        ("a.py", "def __eq__(self, other):", "changes what is equal or of which type"),
+        ("a.py", "value = open('tests/test_a.py')", "names a file of the tests"),
+        ("a.js", "process.exit(0)", "ends the process or reads how it is run"),
+        ("a.ts", "const assert = require('node:assert');", "loads a part of the test runner"),
+        ("a.go", "os.Exit(0)", "acts on the process, its caller or its build"),
+        ("src/lib.rs", "std::process::exit(0);", "acts on the process, or differs under test"),
+    ],
+)
+def test_a_line_to_look_at(path: str, line: str, why: str) -> None:
+    assert screen(diff(path, "x = 1", line), ()) == (f"{path}:2: {why}",)
+    assert screen(diff(path, line), (path,)) == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("a.py", "return price - price * percent // 100"),
+        ("a.py", "# import pytest"),
+        ("a.js", "// require('picomatch')"),
+        ("a.js", "const match = require('picomatch');"),
+        ("a.go", 'import "strings"'),
+        ("README.md", "Run os._exit(0)."),
+    ],
+)
+def test_a_usual_line_is_not_shown(path: str, line: str) -> None:
+    assert screen(diff(path, line), ()) == ()
+
+
+def test_at_most_twenty_lines_are_shown() -> None:
+    assert len(screen(diff("a.py", *["os._exit(0)"] * 50), ())) == 20
