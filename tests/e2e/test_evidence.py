@@ -11,6 +11,7 @@ import pytest
 
 from moothall.domain.evidence import EvidenceLevel
 from support.court import PYTEST, UNITTEST, court
+from support.local import PACKAGES
 
 pytestmark = pytest.mark.e2e
 
@@ -193,13 +194,33 @@ async def test_a_test_of_a_function_that_the_task_asks_for_counts_though_the_bas
 
 async def test_a_test_that_passes_on_the_base_by_itself_proves_nothing(tmp_path: Path) -> None:
     """It fails while a file is absent; the file appears after the base was run, as a date or a busy machine would."""
-    marker = tmp_path / "now"
+    marker = tmp_path / "seen" / "now"
+    marker.parent.mkdir()
     files = {
         "calc.py": "def one():\n    return 1\n",
         "tests/test_calc.py": f"import os\n\nimport calc\n\n\ndef test_time():\n    assert calc.one() == 1 and os.path.exists({str(marker)!r})\n",
     }
-    async with court(tmp_path, files, PYTEST, task="test_time fails: mend it", toolchains=(tmp_path,)) as place:
+    async with court(tmp_path, files, PYTEST, task="test_time fails: mend it", toolchains=(PACKAGES, marker.parent)) as place:
         assert place.prepared.runs["tests"].cases == {"tests/test_calc.py::test_time": "failed"}
         marker.write_text("")
         (found,) = await place.rank({"calc.py": "def one():\n    result = 1\n    return result\n"})
     assert found.level is EvidenceLevel.UNPROVEN, found.reasons
+    assert any("differ from run to run: tests/test_calc.py::test_time" in reason for reason in found.reasons)
+
+
+async def test_a_test_that_fails_on_the_base_now_too_is_not_lost_by_the_change(tmp_path: Path) -> None:
+    """It passed when the base was prepared, and fails everywhere since: a date has passed, or the machine is busy."""
+    marker = tmp_path / "seen" / "late"
+    marker.parent.mkdir()
+    files = {
+        "calc.py": "def one():\n    return 1\n",
+        "tests/test_calc.py": "import calc\n\n\ndef test_one():\n    assert calc.one() == 1\n",
+        "tests/test_time.py": f"import os\n\n\ndef test_time():\n    assert not os.path.exists({str(marker)!r})\n",
+    }
+    async with court(tmp_path, files, PYTEST, task="Name the result", toolchains=(PACKAGES, marker.parent)) as place:
+        marker.write_text("")
+        (found,) = await place.rank({"calc.py": "def one():\n    result = 1\n    return result\n"})
+        (broken,) = await place.rank({"calc.py": "def one():\n    return 2\n"})
+    assert found.passed_gates, found.reasons
+    assert any("differ from run to run: tests/test_time.py::test_time" in reason for reason in found.reasons)
+    assert not broken.passed_gates

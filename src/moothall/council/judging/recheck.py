@@ -98,22 +98,25 @@ class Bench:
             else CheckRuns({}, refused=True)
         )
         runs, applies = await self._repeat_silent(ran.runs, proposal.diff), not ran.refused
-        found = self._compare(proposal, runs, self._prepared.flaky, applies=applies)
+        flaky = {*self._prepared.flaky}
+        found = self._compare(proposal, runs, flaky, applies=applies)
         if gone := _missing_checks(found, runs, self._prepared):
-            found = self._compare(proposal, runs, (*self._prepared.flaky, *await self._unsteady(gone)), applies=applies)
-        if flaky := await self._find_flaky(proposal.diff, runs, _doubtful(found, runs, self._prepared), found.fixed):
-            flaky_now = [*self._prepared.flaky, *await self._unsteady(gone), *sorted(flaky)]
-            found = self._compare(proposal, runs, flaky_now, applies=applies)
+            flaky |= {*await self._unsteady(gone)}
+            found = self._compare(proposal, runs, flaky, applies=applies)
+        if differing := await self._find_flaky(proposal.diff, runs, _doubtful(found, runs, self._prepared), found.fixed):
+            flaky |= differing
+            found = self._compare(proposal, runs, flaky, applies=applies)
+        if failing := await self._fails_without(found.regressions):
+            flaky |= failing
+            found = self._compare(proposal, runs, flaky, applies=applies)
         if own := await self._own_tests(proposal, runs):
             runs = own
-            flaky_now = sorted({case for item in found.evidence for case in item.flaky} | {*self._prepared.flaky})
-            found = self._compare(proposal, runs, flaky_now, applies=applies)
+            found = self._compare(proposal, runs, flaky, applies=applies)
         if found.fixed:
             unsteady = await self._steady_by_themselves(found.fixed, runs)
             unrelated = await self._unrelated(found.fixed, changed_files(proposal.diff))
             if unsteady or unrelated:
-                known = {*self._prepared.flaky, *(case for item in found.evidence for case in item.flaky), *unsteady}
-                found = self._compare(proposal, runs, sorted(known), applies=applies, unrelated=unrelated)
+                found = self._compare(proposal, runs, flaky | unsteady, applies=applies, unrelated=unrelated)
         if applies and self._tests.paths(proposal):
             valid = await self._tests.validate(proposal)
             found = replace(found, evidence=(*found.evidence, valid.evidence))
@@ -151,6 +154,17 @@ class Bench:
         if not some:
             return alone
         return alone ^ await run_again(some, "3") | await run_again(dict.fromkeys(some, ()), "4")
+
+    async def _fails_without(self, lost: Sequence[str]) -> set[str]:
+        """Return those of the lost cases that fail on the untouched base now, too: a busy machine or a date fails them, not the change."""
+        found: set[str] = set()
+        for check, base in self._prepared.runs.items():
+            cases = tuple(case for case in lost if case in base.cases)
+            if not cases or len(cases) > _RERUN or base.duration_ms > _RERUN_MS:
+                continue
+            ran = await self._runs.run({check: cases}, "base", digest(check, *cases)[:12], "now", judged=False)
+            found |= {case for case in cases if check in ran.runs and ran.runs[check].cases.get(case) in RED}
+        return found
 
     async def _steady_by_themselves(self, fixed: Sequence[str], runs: Mapping[str, CheckRun]) -> set[str]:
         """Return the proving cases that pass on the untouched base, too, in one of two further runs of them: they prove nothing."""
@@ -244,7 +258,7 @@ class Bench:
         self,
         proposal: Proposal,
         runs: Mapping[str, CheckRun],
-        flaky: Sequence[str],
+        flaky: Collection[str],
         *,
         applies: bool,
         unrelated: Collection[str] = (),
@@ -256,7 +270,7 @@ class Bench:
             base.base.profile,
             own_tests=proposal.own_tests,
             applies=applies,
-            flaky=flaky,
+            flaky=sorted(flaky),
             changed=changed_files(proposal.diff),
             altered=self._altered.get(proposal.diff, ()),
             task=self._facts.d.description,
