@@ -19,7 +19,6 @@ from moothall.testing.model import Answer, Fault, Reply, phase_of, seat_of
 SOLVED = '\n\ndef hello_world():\n    """Return the greeting."""\n    return "Hello, World!"\n'
 QUICK = {
     "MOOTHALL_WORKSPACE__FLAKY_SECONDS": "0",
-    "MOOTHALL_LIMITS__COUNTER_PROOFS": "0",
     "MOOTHALL_LLM__APPROACHES": "off",
 }
 """Settings for tests of what is around a council."""

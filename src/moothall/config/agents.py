@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import platformdirs
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, Field, SecretStr, model_validator
 
 from moothall.config.jobs import JobSettings
 from moothall.config.section import Section
@@ -169,8 +170,17 @@ class RunnerSettings(Section):
     agents_turns: int = Field(6, ge=1, le=50, description="turns of a sub-agent")
 
 
+REMOVED_LIMITS = frozenset({"counter_proofs", "counter_cases", "apart_seconds", "inputs", "inputs_seconds", "inputs_tokens"})
+"""Limits of earlier versions, which files and environments may still name: they are ignored."""
+
+
 class LimitSettings(Section):
     """What a caller may ask for."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_removed(cls, given: Any) -> Any:
+        return {key: value for key, value in given.items() if key not in REMOVED_LIMITS} if isinstance(given, Mapping) else given
 
     agents: int = Field(16, ge=1)
     rounds: int = Field(8, ge=0)

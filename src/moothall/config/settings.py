@@ -20,6 +20,7 @@ from pydantic_settings import (
 )
 
 from moothall.config.agents import (
+    REMOVED_LIMITS,
     AgentSettings,
     GuardSettings,
     LimitSettings,
@@ -192,13 +193,16 @@ def known_variables(settings: type[BaseModel], prefix: str) -> Iterator[str]:
             yield from known_variables(field.annotation, f"{variable}__")
 
 
+_REMOVED = frozenset(f"{_PREFIX}LIMITS__{name.upper()}" for name in REMOVED_LIMITS)
+
+
 def wrong_variables(settings: type[BaseModel], environment: Mapping[str, str]) -> list[str]:
     """Return a sentence for each variable that looks like ours and sets nothing."""
     known = list(known_variables(settings, _PREFIX))
     wrong = []
     for variable, value in sorted(environment.items()):
         name = variable.upper()
-        if not name.startswith(_PREFIX) or name in known or _foreign(name, value):
+        if not name.startswith(_PREFIX) or name in known or name in _REMOVED or _foreign(name, value):
             continue
         near = get_close_matches(name.removeprefix(_PREFIX), [known_name.removeprefix(_PREFIX) for known_name in known], n=1)
         hint = f"did you mean {_PREFIX}{near[0]}?" if near else "`moothall config` lists all"

@@ -101,3 +101,9 @@ def test_every_secret_comes_from_a_file_too(path: tuple[str, ...], tmp_path: Pat
     assert "from-the-file" not in load_settings().model_dump_json()
     monkeypatch.setenv(variable, "given-itself")
     assert read() == "given-itself"
+
+
+def test_limits_of_earlier_versions_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOOTHALL_LIMITS__COUNTER_PROOFS", "0")
+    monkeypatch.setenv("MOOTHALL_LIMITS__AGENTS", "5")
+    assert load_settings().limits.agents == 5
