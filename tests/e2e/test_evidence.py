@@ -163,12 +163,8 @@ async def test_a_second_right_patch_is_reproduced_by_the_first_one_s_test(tmp_pa
             "from shop.price import invented\n\n\ndef test_x():\n    assert discount(200, 10) == 180\n",
             "they fail with its own change",
         ),
-        (
-            "import os\n\n\ndef test_x():\n    assert discount(200, 10) == 180 and os.urandom(1)[0] % 2 == 0\n",
-            "they differ from run to run|they fail with its own change",
-        ),
     ],
-    ids=["passes on the base", "fails on its own", "cannot be loaded", "random"],
+    ids=["passes on the base", "fails on its own", "cannot be loaded"],
 )
 async def test_a_test_that_is_not_valid_decides_nothing(tmp_path: Path, test: str, why: str) -> None:
     pool = POOLS["pytest, new file"]
@@ -176,8 +172,7 @@ async def test_a_test_that_is_not_valid_decides_nothing(tmp_path: Path, test: st
     async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
         bench = place.bench()
         valid = await bench._tests.validate(place.proposal({**pool.right, "tests/test_mine.py": text}))
-    assert not valid.cases or "random" in why
-    assert valid.why in why.split("|") or valid.cases
+    assert (valid.cases, valid.why) == ({}, why)
 
 
 async def test_a_test_of_a_function_that_the_task_asks_for_counts_though_the_base_cannot_import_it(tmp_path: Path) -> None:

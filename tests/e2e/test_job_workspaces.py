@@ -24,6 +24,7 @@ from moothall.domain.repository import BuildStep, Prepared
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import PatchRefused, RepositoryError, SandboxUnavailable, WorkspaceFailed
 from moothall.repositories.objects import Change
+from moothall.workspace.local import LocalWorkspace
 from support.local import PYTEST, Local, in_pods, local, python
 from support.repos import SAMPLE, SOLUTION
 
@@ -77,13 +78,19 @@ pathlib.Path("src/__pycache__/new.pyc").write_text("much")
 """
 
 
+async def run(workspace: LocalWorkspace, code: str) -> None:
+    """Run Python as a command of a seat, which may change files."""
+    answer = await workspace._box.request("run", wall_seconds=30, argv=python(code), env={"PATH": "/usr/bin:/bin"})
+    assert answer["exit_code"] == 0, answer
+
+
 @pytest.mark.parametrize("opened", [local, in_pods], ids=["here", "pod"])
 async def test_a_patch_is_the_same_wherever_it_was_written(tmp_path: Path, opened: Any) -> None:
     tmp_path.chmod(0o755)
     async with opened(tmp_path, FILES) as house:
-        prepared = await house.prepared({"run": python(CHANGES)})
+        prepared = await house.prepared()
         async with house.workspaces.open(prepared, "one") as workspace:
-            assert (await workspace.check("run")).exit_code == 0
+            await run(workspace, CHANGES)
             patch = await workspace.patch("change much")
             assert patch.paths == ("link.py", "pkg/folder/deep.txt", "pkg/one.txt", "run.sh", "src/new.py")
             await workspace.restore([])
@@ -106,9 +113,9 @@ for number in range(1500):
 async def test_ignored_build_output_is_left_out_unread_wherever_it_was_written(tmp_path: Path, opened: Any) -> None:
     tmp_path.chmod(0o755)
     async with opened(tmp_path, {**FILES, ".gitignore": "target/\n"}) as house:
-        prepared = await house.prepared({"run": python(OUTPUT)})
+        prepared = await house.prepared()
         async with house.workspaces.open(prepared, "one") as workspace:
-            assert (await workspace.check("run")).exit_code == 0
+            await run(workspace, OUTPUT)
             patch = await workspace.patch("build and change")
     assert patch.paths == ("src/new.py",)
     assert patch.rule_for("target/debug/lib.rlib") == "line 1 of .gitignore, target/"

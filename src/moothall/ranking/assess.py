@@ -15,7 +15,6 @@ from moothall.domain.evidence import RED, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment
 from moothall.domain.repository import Profile
-from moothall.domain.task import VALIDATION
 from moothall.ranking.authors import containers, may_be_own, same_file
 from moothall.ranking.documented import is_example_of
 
@@ -230,8 +229,7 @@ class _Compared:
             return Verdict.FAILED
         if run.cases and not self.shows_green:
             return Verdict.FAILED if self.red_before else Verdict.MISSING
-        asked = self.name.startswith(f"{VALIDATION}-")  # the caller's own check has to pass, whatever it said before
-        return Verdict.FAILED if (undone or asked) and self.red_before else Verdict.PASSED
+        return Verdict.FAILED if undone and self.red_before else Verdict.PASSED
 
 
 def _new_findings(base: CheckRun | None, now: CheckRun | None, changed: Sequence[str]) -> list[str]:
@@ -288,9 +286,10 @@ def is_silent(base: CheckRun | None, run: CheckRun | None) -> bool:
 
 
 def asks_for(case: str, task: str) -> bool:
-    """Whether the task names this test, or says that tests fail or have to pass."""
+    """Whether the task names this test or what it tests (`hello_world` of `test_hello_world`), or says that tests fail."""
     last = _LAST_PART.split(case.partition("[")[0])[-1]
-    return bool(_ABOUT_TESTS.search(task[:_READ])) or (len(_bare(last)) > _SHORTEST and last in set(_WORD.findall(task)))
+    words = set(_WORD.findall(task))
+    return bool(_ABOUT_TESTS.search(task[:_READ])) or (len(_bare(last)) > _SHORTEST and (last in words or _bare(last) in words))
 
 
 def concerns(case: str, before: str, after: str, changed: Sequence[str], task: str = "") -> bool:

@@ -309,12 +309,12 @@ def test_what_fails_as_before_fails_a_check_that_it_concerns(changed: str, task:
 @pytest.mark.parametrize(
     ("cases", "task", "check", "blocked"),
     [
-        ({"test_reading": "failed", "green": "passed"}, "mend the reading", "tests", False),
+        ({"test_reading": "failed", "green": "passed"}, "mend it", "tests", False),
         ({"test_reading": "failed", "green": "passed"}, "make the failing tests pass", "tests", True),
-        ({"test_reading": "failed", "green": "passed"}, "mend what test_reading shows", "tests", True),
-        ({"test_reading": "failed", "green": "failed"}, "mend the reading", "tests", True),
-        ({"test_reading": "failed"}, "mend the reading", "tests", True),
-        ({"test_reading": "failed", "green": "passed"}, "mend the reading", "validation-1", True),
+        ({"test_reading": "failed", "green": "passed"}, "mend reading", "tests", True),
+        ({"test_reading": "failed", "green": "failed"}, "mend it", "tests", True),
+        ({"test_reading": "failed"}, "mend it", "tests", True),
+        ({"test_reading": "failed", "green": "passed"}, "mend readings.py", "validation-1", True),
     ],
     ids=["beside passing tests", "asked for", "named", "with a new failure", "nothing passes", "the caller's own check"],
 )
@@ -328,6 +328,7 @@ def test_a_failure_from_before_blocks_only_where_nothing_passes_or_the_caller_as
         Profile(checks={check: ("pytest",)}),
         (),
         applies=True,
+        changed=("reading.py",),
         task=task,
     )
     candidate = Candidate(Proposal("seat", "dev", "", "diff --git a/a.py b/a.py\n"), found)
