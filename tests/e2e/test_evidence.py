@@ -182,7 +182,9 @@ async def test_a_test_of_a_function_that_the_task_asks_for_counts_though_the_bas
     async with court(tmp_path, pool.base, pool.argv, task="Add half_price(price) to shop/price.py") as place:
         bench = place.bench()
         assert (await bench._tests.validate(place.proposal({**added, **test}))).cases
-    async with court(tmp_path / "other", pool.base, pool.argv, task="Prices can be wrong") as place:
+    async with court(
+        tmp_path / "other", pool.base, pool.argv, task="The price of half a thing is wrong, see shop/price.py"
+    ) as place:
         valid = await place.bench()._tests.validate(place.proposal({**added, **test}))
     assert (valid.cases, valid.why) == ({}, "they fail on the base for a reason that the task does not give")
 

@@ -11,9 +11,8 @@ Peer review adds reviews from all in any of them. About text there are no checks
 A seat that fails, is late, is cancelled or never starts is an outcome. At the end every seat has one `seat.finished`.
 
 Early stop: once a strict majority of all seats has proposed the very same patch, that patch is through the gates and
-proven, and nobody has written tests, the seats without a proposal are cancelled. A later patch could win only by being
-smaller, or by tests of its own author that the majority's patch fails: the agreement of a majority is taken over waiting
-for that. Where reviews were asked for there is no early stop.
+proven, and nobody has written tests, the seats without a proposal are cancelled. A later patch could win only by tests of
+its own author that the majority's patch fails. Where reviews were asked for there is no early stop.
 
 In turn: with the embedded model, which is no faster for several seats at once, they are filled one after the other until a
 candidate is proven and through the gates, and nothing is red beside what it mended (`llm.seats_in_turn`).

@@ -277,10 +277,9 @@ def _undecided(item: _Standing, equals: Sequence[_Standing]) -> Iterable[str]:
     others = [plain(other.candidate.proposal.candidate) for other in equals if other is not item]
     paths = dict.fromkeys(path for other in equals for path in changed_files(other.candidate.proposal.diff))
     where = name_cases(list(paths)[:_DIFFER])
-    reviewed = (
-        "no test and no review" if any(other.opinion.reviewers for other in equals) else "nobody reviewed them, and no test"
-    )
-    yield f"Undecided: {reviewed} tells it from {name_cases(others)}; they differ in {where}. A hash decides."
+    means = "no test or review" if any(other.opinion.reviewers for other in equals) else "no test"
+    unread = " Nobody reviewed them." if means == "no test" else ""
+    yield f"Undecided: {means} tells it from {name_cases(others)}; they differ in {where}.{unread} A hash decides."
 
 
 def _neighbours(index: int, standings: Sequence[_Standing]) -> Iterable[str]:

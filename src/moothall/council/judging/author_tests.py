@@ -1,7 +1,7 @@
 """The tests that seats brought, run on every candidate.
 
 A case of an author counts if it is new, fails on the base for a reason that the task gives, and passes on the author's own
-candidate, each time in three runs. The author's version of a test file takes the place of the base's for these runs alone.
+candidate, each time in three runs (in one, if a run takes longer than a minute). The author's version of a test file takes the place of the base's for these runs alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,15 @@ _RUN_ALONE = re.compile(
 )
 """Test files that a runner can be given by name."""
 _INLINE = re.compile(r"#\[(?:\w+::)*(?:test|test_case|rstest)\b|\bquickcheck!")
-_NAME = re.compile(r"[A-Za-z_]\w{2,}")
+_MISSING = re.compile(
+    r"""(?:cannot import name|No module named|has no attribute|NameError: name|export named|exported member|Property"""
+    r"""|Cannot find (?:module|name))\s+['"](?P<quoted>[^'"\n]{1,200})['"]"""
+    r"|undefined: (?P<go>[\w.]+)|\.(?P<field>\w+) undefined"
+    r"|(?:cannot find [\w ]{1,40}|no [\w ]{1,40} named|unresolved imports?) `(?P<rust>[^`\n]{1,200})`"
+    r"|\b(?P<called>[\w.]+) is not (?:a function|a constructor|defined)"
+)
+"""What a test could not be loaded or built without, in the words of Python, Go, Rust and JavaScript."""
+_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 def brings_inline_tests(part: FileDiff) -> bool:
@@ -154,17 +162,16 @@ class AuthorTests:
     def _fails(self, base: CheckRun, case: str) -> bool:
         """Whether a case fails on the base for a reason that the task may give.
 
-        A test that ran and failed does. One whose file could not be loaded or built does if the error names something that the
-        task names, too: what is to be written.
+        A test that ran and failed does. One whose file could not be loaded or built does if the task names what is missing.
         """
         outcome = base.cases.get(case)
         if outcome in {"passed", "skipped"}:
             return False
         if outcome == "failed":
             return True
-        said = [base.details.get(name, "") for name in (case, *containers(case))]
-        names = set(_NAME.findall("\n".join(said) or base.output)) | set(_NAME.findall(base.output[-_OUTPUT:]))
-        return bool(names & set(_NAME.findall(self.facts.d.description)) - _COMMON)
+        errors = "\n".join([*(base.details.get(name, "") for name in (case, *containers(case))), base.output[-_OUTPUT:]])
+        missing = {part for match in _MISSING.finditer(errors) for part in _NAME.findall(match[match.lastgroup or 0])[-1:]}
+        return bool(missing & set(_NAME.findall(self.facts.d.description)))
 
     async def _vote(self, diff: str, author: Proposal, cases: Mapping[str, tuple[str, ...]]) -> Evidence | None:
         """Return what a candidate comes to under the cases of an author; None if that differs from run to run."""
@@ -211,10 +218,3 @@ class AuthorTests:
                 )
                 self._known[key] = ran.runs.get(check) or CheckRun("cross", Verdict.MISSING, output=ran.why)
         return self._known[key]
-
-
-_COMMON = frozenset(
-    {"test", "tests", "error", "Error", "the", "and", "for", "not", "that", "with", "from", "import", "name", "module", "file"}
-    | {"line", "failed", "found", "cannot", "undefined", "None", "type", "value", "function", "class", "method", "use", "has"}
-)
-"""Words that an error and a task may share by accident."""

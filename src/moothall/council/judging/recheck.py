@@ -106,14 +106,14 @@ class Bench:
         if differing := await self._find_flaky(proposal.diff, runs, _doubtful(found, runs, self._prepared), found.fixed):
             flaky |= differing
             found = self._compare(proposal, runs, flaky, applies=applies)
-        if failing := await self._fails_without(found.regressions):
+        if failing := await self._find_failing_on_base(found.regressions):
             flaky |= failing
             found = self._compare(proposal, runs, flaky, applies=applies)
         if own := await self._own_tests(proposal, runs):
             runs = own
             found = self._compare(proposal, runs, flaky, applies=applies)
         if found.fixed:
-            unsteady = await self._steady_by_themselves(found.fixed, runs)
+            unsteady = await self._find_passing_on_base(found.fixed, runs)
             unrelated = await self._unrelated(found.fixed, changed_files(proposal.diff))
             if unsteady or unrelated:
                 found = self._compare(proposal, runs, flaky | unsteady, applies=applies, unrelated=unrelated)
@@ -155,7 +155,7 @@ class Bench:
             return alone
         return alone ^ await run_again(some, "3") | await run_again(dict.fromkeys(some, ()), "4")
 
-    async def _fails_without(self, lost: Sequence[str]) -> set[str]:
+    async def _find_failing_on_base(self, lost: Sequence[str]) -> set[str]:
         """Return those of the lost cases that fail on the untouched base now, too: a busy machine or a date fails them, not the change."""
         found: set[str] = set()
         for check, base in self._prepared.runs.items():
@@ -166,7 +166,7 @@ class Bench:
             found |= {case for case in cases if check in ran.runs and ran.runs[check].cases.get(case) in RED}
         return found
 
-    async def _steady_by_themselves(self, fixed: Sequence[str], runs: Mapping[str, CheckRun]) -> set[str]:
+    async def _find_passing_on_base(self, fixed: Sequence[str], runs: Mapping[str, CheckRun]) -> set[str]:
         """Return the proving cases that pass on the untouched base, too, in one of two further runs of them: they prove nothing."""
         async with self._base_turn:
             for check, run in runs.items():

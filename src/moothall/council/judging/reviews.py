@@ -181,9 +181,9 @@ async def find_contradictions(council: Assembly) -> frozenset[str]:
     setup = council.setup_of("-")
     if council.bench is None or setup.function is not None or setup.llm.context_tokens < _WIDE or council.ledger.used_up:
         return frozenset()
-    authors = await council.bench.test_authors(council.judged)
     if len({item.proposal.diff for item in council.judged if item.passes}) < _COMPETING:
         return frozenset()
+    authors = [author for author in await council.bench.test_authors(council.judged) if tests_of(author)]
 
     async def read(number: int, author: Proposal) -> str:
         step = f"-/verify/{council.d.rounds + 1}.tests{number}"
@@ -205,5 +205,5 @@ async def find_contradictions(council: Assembly) -> frozenset[str]:
 
 
 def tests_of(author: Proposal) -> str:
-    """Return the part of a seat's diff that is its tests."""
+    """Return the part of a seat's diff that is its test files; '' if its tests stand inside source files."""
     return "\n".join(f"+++ b/{part.path}\n{part.body}" for part in file_diffs(author.diff) if part.path in author.own_tests)
