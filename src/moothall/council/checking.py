@@ -71,7 +71,7 @@ class Standing:
     proven: bool = False
     whole: bool = True
     narrowed: tuple[str, ...] = ()
-    """The checks of which only the cases near the change were run, or none."""
+    """The checks that did not run completely: only cases near the change, or none."""
     lost: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
     still_red: tuple[str, ...] = ()

@@ -40,7 +40,7 @@ async def ask_remote(council: Assembly, sitting: Sitting, endpoint: str) -> Draf
         raise NoChanges(f"the remote agent says that it is done and has {'changed' if council.prepared else 'said'} nothing")
     grant = grant_of(council.d, council.parts.gate, council.prepared)
     if all(spec.danger is Danger.READ for spec in council.parts.gate.list_tools(council.d.tenant, grant)):
-        raise PatchRefused("whoever sits here may change nothing: none of its tools does.")
+        raise PatchRefused("This seat has no tool that changes files, so it cannot propose a change.")
     name = workspace_name(council.d.task_id, sitting.seat)
     async with council.parts.workspaces.open(council.prepared, name, patch=diff) as workspace:
         patch = await workspace.patch(f"what the agent at {endpoint} changed")

@@ -58,8 +58,8 @@ def assess(
 
     `own_tests` are the paths of test files that the author added or changed: what passes in them proves nothing. `flaky` are
     cases that differ between two runs of the same tree: no evidence either way. `changed` are the paths that the candidate
-    changes, `altered` those of whose documentation the examples are others now, which prove nothing, `task` what was asked for,
-    `unrelated` cases that prove nothing, since they have nothing to do with the change. A patch that does not apply has no runs that mean anything, so all are missing.
+    changes, `altered` those whose documentation examples changed and prove nothing, `task` the task's text, `unrelated` cases
+    that prove nothing because they do not concern the change. If a patch does not apply, all its runs are missing.
 
     A check of an unproven candidate is failed, too, if cases that failed before fail still and concern the task. The acceptance
     checks count that against it only if the task asks for tests to pass (`missed`).

@@ -1,1 +1,1 @@
-"""What a candidate is worth, found by the trusted side: clean re-checks, tests of the seats, reviews."""
+"""Evaluation of candidates by the trusted side: clean re-checks, the seats' tests, and reviews."""
