@@ -1,4 +1,4 @@
-"""Whether a test that failed on the base and passes now has to do with the change. Pure."""
+"""Whether a failing test concerns the change or the task. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,15 @@ _RELATIVE = re.compile(r"""["'](?:\.{1,2}/[^"'\n]{0,300}|\.{1,2})["']""")
 _GENERAL = frozenset({"index", "main", "lib", "mod", "src", "__init__", "init", "py", "js", "ts", "go", "rs", "test", "tests"})
 """Names of files and folders that say nothing of what is in them."""
 _READ = 200_000
+_MISSING = re.compile(
+    r"""(?:cannot import name|No module named|has no attribute|NameError: name|export named|exported member|Property"""
+    r"""|Cannot find (?:module|name))\s+['"](?P<quoted>[^'"\n]{1,200})['"]"""
+    r"|undefined: (?P<go>[\w.]+)|\.(?P<field>\w+) undefined"
+    r"|(?:cannot find [\w ]{1,40}|no [\w ]{1,40} named|unresolved imports?) `(?P<rust>[^`\n]{1,200})`"
+    r"|\b(?P<called>[\w.]+) is not (?:a function|a constructor|defined)"
+)
+"""What a test could not be loaded or built without, in the words of Python, Go, Rust and JavaScript."""
+_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 def find_test_file(case: str, files: Sequence[str]) -> str:
@@ -43,3 +52,13 @@ def concerns_change(case: str, text: str, detail: str, changed: Sequence[str], t
     names = {part.partition(".")[0] for path in changed for part in path.split("/")} - _GENERAL
     scripts = any(path.rpartition(".")[2] in {"js", "mjs", "cjs", "ts", "mts", "cts", "jsx", "tsx"} for path in changed)
     return not names or bool(names & words) or (scripts and bool(_RELATIVE.search(text[:_READ])))
+
+
+def missing_names(errors: str) -> set[str]:
+    """Return the names without which tests could not be loaded or built: the last part of each, `half` of `shop.half`."""
+    return {part for match in _MISSING.finditer(errors) for part in _NAME.findall(match[match.lastgroup or 0])[-1:]}
+
+
+def names_in(task: str) -> set[str]:
+    """Return the identifiers in a text."""
+    return set(_NAME.findall(task))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.ranking.relevance import concerns_change, find_test_file
+from moothall.ranking.relevance import concerns_change, find_test_file, missing_names
 
 CLOCK = "import os\nimport clock\n\n\ndef test_tick():\n    assert clock.now() < 9\n"
 
@@ -39,3 +39,25 @@ def test_a_case_concerns_a_change(text: str, detail: str, changed: list[str], ta
 )
 def test_the_file_of_a_case(case: str, path: str) -> None:
     assert find_test_file(case, ["tests/test_a.py", "tests/b.rs"]) == path
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        ("ImportError: cannot import name 'half_price' from 'shop.price'", "half_price"),
+        ("ModuleNotFoundError: No module named 'shop.cart'", "cart"),
+        ("AttributeError: module 'shop' has no attribute 'half'", "half"),
+        ("NameError: name 'half' is not defined", "half"),
+        ("./shop_test.go:9:5: undefined: HalfPrice", "HalfPrice"),
+        ("x.Half undefined (type T has no field or method Half)", "Half"),
+        ("error[E0425]: cannot find function `half_price` in this scope", "half_price"),
+        ("error[E0432]: unresolved import `shop::half`", "half"),
+        ("error[E0599]: no method named `halve` found for struct", "halve"),
+        ("TypeError: discount.half is not a function", "half"),
+        ("SyntaxError: The requested module '../a.js' does not provide an export named 'half'", "half"),
+        ("Error: Cannot find module '../half'", "half"),
+        ("error TS2339: Property 'half' does not exist on type", "half"),
+    ],
+)
+def test_what_a_test_cannot_be_loaded_or_built_without(error: str, name: str) -> None:
+    assert missing_names(f"from shop.price import discount\n{error}\n") == {name}

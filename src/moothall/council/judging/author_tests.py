@@ -19,6 +19,7 @@ from moothall.domain.ids import digest
 from moothall.domain.proposal import CrossRun, Proposal
 from moothall.ranking.authors import containers
 from moothall.ranking.gates import name_cases
+from moothall.ranking.relevance import missing_names, names_in
 from moothall.ranking.syntax.diffs import FileDiff, file_diffs
 
 _OUTPUT = 8000
@@ -30,15 +31,6 @@ _RUN_ALONE = re.compile(
 )
 """Test files that a runner can be given by name."""
 _INLINE = re.compile(r"#\[(?:\w+::)*(?:test|test_case|rstest)\b|\bquickcheck!")
-_MISSING = re.compile(
-    r"""(?:cannot import name|No module named|has no attribute|NameError: name|export named|exported member|Property"""
-    r"""|Cannot find (?:module|name))\s+['"](?P<quoted>[^'"\n]{1,200})['"]"""
-    r"|undefined: (?P<go>[\w.]+)|\.(?P<field>\w+) undefined"
-    r"|(?:cannot find [\w ]{1,40}|no [\w ]{1,40} named|unresolved imports?) `(?P<rust>[^`\n]{1,200})`"
-    r"|\b(?P<called>[\w.]+) is not (?:a function|a constructor|defined)"
-)
-"""What a test could not be loaded or built without, in the words of Python, Go, Rust and JavaScript."""
-_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 def brings_inline_tests(part: FileDiff) -> bool:
@@ -170,8 +162,7 @@ class AuthorTests:
         if outcome == "failed":
             return True
         errors = "\n".join([*(base.details.get(name, "") for name in (case, *containers(case))), base.output[-_OUTPUT:]])
-        missing = {part for match in _MISSING.finditer(errors) for part in _NAME.findall(match[match.lastgroup or 0])[-1:]}
-        return bool(missing & set(_NAME.findall(self.facts.d.description)))
+        return bool(missing_names(errors) & names_in(self.facts.d.description))
 
     async def _vote(self, diff: str, author: Proposal, cases: Mapping[str, tuple[str, ...]]) -> Evidence | None:
         """Return what a candidate comes to under the cases of an author; None if that differs from run to run."""
