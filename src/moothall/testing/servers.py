@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiohttp import web
@@ -385,16 +385,7 @@ SERVERS: Mapping[str, ServerKind] = {
             calls="",
             reasoning="think",
         ),
-        ServerKind(
-            "vllm with a parser for reasoning alone",
-            "blocks",
-            8192,
-            owner="vllm",
-            listed={"max_model_len": 8192},
-            refuse=_vllm,
-            obeys=False,
-            calls="",
-        ),
+        replace(UNFITTING, name="vllm with a parser for reasoning alone", reasoning="", swallows=False),
         ServerKind("older vllm", "tools", 32_768, owner="vllm", listed={"max_model_len": 32_768}, refuse=_older_vllm),
         ServerKind("sglang", "tools", 65_536, owner="sglang", listed={"max_model_len": 65_536}, reasoning="reasoning_content"),
         ServerKind(
