@@ -50,7 +50,7 @@ Tell = Callable[[Outcome], int]
     "--protocol",
     default="",
     shell_complete=complete.protocols,
-    help="single, vote, debate, tests_then_verify (the default) or ask: one seat, whose answer may be no change.",
+    help="single, vote, debate, tests_then_verify (the default), tournament or ask: one seat, whose answer may be no change.",
 )
 @click.option("--adaptive", is_flag=True, help="Start with two seats, add more while evidence disagrees.")
 @click.option("--peer-review", is_flag=True, help="Ask every seat for reviews, in any protocol.")

@@ -214,6 +214,11 @@ class LimitSettings(Section):
         1.0, ge=0, description="after a proven answer the other seats get its time again, times this; 0: all the time"
     )
     patience_seconds: float = Field(10.0, ge=0, description="and at least this long")
+    second_wave: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="seats propose once more, on notes about the first proposals, where none is reproduced or proven; auto: with the "
+        "protocol tournament",
+    )
     quorum: float = Field(0.5, gt=0, le=1, description="share of seats that decides at the deadline")
     grace_seconds: float = Field(10.0, ge=0, description="after its deadline a deliberation is decided with what there is")
     message_bytes: int = Field(4_000_000, ge=10_000, description="one gRPC message")

@@ -123,7 +123,12 @@ class Assembly:
     approaches: tuple[str, ...] = ()
     approach_source: str = "none"
     reviews: list[Review] = field(default_factory=list)
+    contradictions: dict[str, str] = field(default_factory=dict)
+    """By candidate with tests: why these contradict the task; '' if they do not."""
     stopped_early: bool = False
+    wave: int = 0
+    notes: str = ""
+    """What the first wave tried and learned, for the seats of the second wave."""
 
     @property
     def about_text(self) -> bool:
@@ -185,7 +190,9 @@ class Assembly:
         share = self.d.seats.index(seat) / last if last else 0.0
         return round(min(self.seats[seat].llm.temperature * (0.25 + share), 2.0), 3)
 
-    async def ask(self, step: str, messages: Sequence[Message], schema: ReplySchema, most: int, **how: Any) -> ChatReply | None:
+    async def ask(
+        self, step: str, messages: Sequence[Message], schema: ReplySchema | None, most: int, **how: Any
+    ) -> ChatReply | None:
         """Ask beside the conversations of the seats; None where there is no answer. `step` is the end of the call id, which begins with who is asked,
         and its seed where `how` names no other. Raises `BusUnavailable`.
         """

@@ -94,8 +94,10 @@ def review_text(review: Review) -> str:
 
 
 _TRIES = 2
-_TOKENS, _THINKING_TOKENS, _WIDE = 400, 4096, 16_000
-"""Tokens of a review from a small model, and from one with a window from `_WIDE` tokens up, which may think before it answers."""
+WIDE_WINDOW = 16_000
+"""The tokens of a window from which on a model may think before it judges."""
+_TOKENS, _THINKING_TOKENS = 400, 4096
+"""Tokens of a review from a small model, and from one with a wide window."""
 
 
 async def hold_reviews(council: Assembly, pairs: Sequence[tuple[str, Answer]], phase: str, round_: int) -> list[Review]:
@@ -170,7 +172,7 @@ async def _one_review(council: Assembly, reviewer: str, answer: Answer, step: st
 
 def review_tokens(llm: LlmSettings) -> int:
     """Return how many tokens a judgement may take."""
-    return min(_THINKING_TOKENS if llm.context_tokens >= _WIDE else _TOKENS, llm.max_tokens)
+    return min(_THINKING_TOKENS if llm.context_tokens >= WIDE_WINDOW else _TOKENS, llm.max_tokens)
 
 
 async def find_contradictions(council: Assembly) -> frozenset[str]:
@@ -179,14 +181,14 @@ async def find_contradictions(council: Assembly) -> frozenset[str]:
     Small models are not asked: what they say of tests is noise.
     """
     setup = council.setup_of("-")
-    if council.bench is None or setup.function is not None or setup.llm.context_tokens < _WIDE or council.ledger.used_up:
+    if council.bench is None or setup.function is not None or setup.llm.context_tokens < WIDE_WINDOW or council.ledger.used_up:
         return frozenset()
     if len({item.proposal.diff for item in council.judged if item.passes}) < _COMPETING:
         return frozenset()
     authors = [author for author in await council.bench.test_authors(council.judged) if tests_of(author)]
 
-    async def read(number: int, author: Proposal) -> str:
-        step = f"-/verify/{council.d.rounds + 1}.tests{number}"
+    async def read(author: Proposal) -> None:
+        step = f"-/verify/{council.d.rounds + 1}.tests.{author.candidate}"
         shown = clip(readable_diff(tests_of(author)), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5))
         messages = prompts.contradiction_prompt(setup.judge_system, setup.shared, shown)
         reply = await council.ask(step, messages, contradiction_schema(), review_tokens(setup.llm), temperature=0.0)
@@ -197,11 +199,13 @@ async def find_contradictions(council: Assembly) -> frozenset[str]:
         if why:
             found = Evidence(CONTRADICTION, Verdict.FAILED, why=f"they contradict the task: {why}")
             await council.facts.show(author, found)
-        return author.seat if why else ""
+        council.contradictions[author.candidate] = why
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(read(number, author)) for number, author in enumerate(authors, 1)]
-    return frozenset(task.result() for task in tasks) - {""}
+        for author in authors:
+            if author.candidate not in council.contradictions:
+                group.create_task(read(author))
+    return frozenset(author.seat for author in authors if council.contradictions[author.candidate])
 
 
 def tests_of(author: Proposal) -> str:

@@ -275,13 +275,13 @@ def contradiction_prompt(system: str, shared: str, tests: str) -> tuple[Message,
     )
 
 
-def revise_text(facts: str, reviews: Sequence[str]) -> str:
-    """Ask the author to revise, on what the checks and the reviewers said."""
+def revise_text(facts: str, reviews: Sequence[str], rivals: str = "") -> str:
+    """Ask the author to revise, on what the checks and the reviewers said, with summaries of the other answers."""
     parts = ["Your proposal was looked at again. Improve it where this shows that it is wrong; leave the rest as it is."]
     if facts:
         parts.append(fence("checks of your proposal on a clean checkout", facts))
     parts += [fence(f"review {number}", text) for number, text in enumerate(reviews, 1)]
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *([rivals] if rivals else [])])
 
 
 def _pair(system: str, shared: str, last: str) -> tuple[Message, ...]:

@@ -206,7 +206,7 @@ def read_document(reply: ChatReply) -> Turn:
     """
     _require_whole(reply)
     try:
-        data = _find_object(reply.text, *_DOCUMENT_FIELDS)
+        data = find_object(reply.text, *_DOCUMENT_FIELDS)
         finish = data.get("finish", data)
         if not isinstance(finish, Mapping):
             return _turn(read_parts(reply.text, OfferedTools()), "json", OfferedTools(), last=True)
@@ -282,7 +282,7 @@ class ReadReview:
 def read_review(reply: ChatReply, criteria: int) -> ReadReview:
     """Return the review; raises `MalformedReplyError` where its score is no whole number from 0 to 10."""
     _require_whole(reply)
-    data = _find_object(reply.text, "score")
+    data = find_object(reply.text, "score")
     score = data.get("score")
     if isinstance(score, bool) or not isinstance(score, int) or not 0 <= score <= 10:  # noqa: PLR2004  # the scale
         raise MalformedReplyError("the score is no whole number from 0 to 10.")
@@ -326,7 +326,7 @@ def _require_whole(reply: ChatReply) -> None:
 def read_contradiction(reply: ChatReply) -> str:
     """Return why tests contradict the task, '' if they do not; raises `MalformedReplyError` if the reply does not say."""
     _require_whole(reply)
-    data = _find_object(reply.text, "contradicts")
+    data = find_object(reply.text, "contradicts")
     if not isinstance(data.get("contradicts"), bool):
         raise MalformedReplyError('"contradicts" is neither true nor false.')
     why = data.get("why")
@@ -334,7 +334,7 @@ def read_contradiction(reply: ChatReply) -> str:
     return (reason or "no reason is given") if data["contradicts"] else ""
 
 
-def _find_object(text: str, *fields: str) -> Mapping[str, Any]:
+def find_object(text: str, *fields: str) -> Mapping[str, Any]:
     """Return the last object with one of these fields, also where another wraps it; else the last object.
 
     Objects before it are drafts and quotes: reasoning that the server did not separate, or an example.
@@ -358,7 +358,7 @@ def _find_list(reply: ChatReply, field: str) -> Sequence[Any]:
     _require_whole(reply)
     text = without_thinking(reply.text)
     with suppress(MalformedReplyError):  # a list by itself is in no object
-        if isinstance(found := _find_object(text, field).get(field), list):
+        if isinstance(found := find_object(text, field).get(field), list):
             return found
     lists = [value for value in find_values(text, "[") if value and all(isinstance(item, str) for item in value)]
     if not lists:
