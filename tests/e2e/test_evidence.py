@@ -38,6 +38,7 @@ class Pool:
 
 _PYTEST_OLD = "from shop.price import discount\n\n\ndef test_nothing():\n    assert discount(10, 0) == 10\n"
 _PYTEST_CASE = "\n\ndef test_percents():\n    assert discount(200, 10) == 180\n"
+_PYTEST_MORE = "    assert discount(200, 10) == 180\n"
 _UNITTEST_OLD = (
     "import unittest\n\nfrom shop.price import discount\n\n\nclass Prices(unittest.TestCase):\n"
     "    def test_nothing(self):\n        self.assertEqual(discount(10, 0), 10)\n"
@@ -59,6 +60,11 @@ _RUST_WRONG = (
 )
 _RUST_INSIDE = "\n#[cfg(test)]\nmod tests {\n    use super::discount;\n\n    #[test]\n    fn nothing() {\n        assert_eq!(discount(10, 0), 10);\n    }\n"
 _RUST_INSIDE_CASE = "\n    #[test]\n    fn percents() {\n        assert_eq!(discount(200, 10), 180);\n    }\n"
+_RUST_MACRO = (
+    "\n#[cfg(test)]\nmod tests {\n    use super::discount;\n\n    macro_rules! case {\n        ($name:ident, $price:expr, $percent:expr, $left:expr) => {\n"
+    "            #[test]\n            fn $name() {\n                assert_eq!(discount($price, $percent), $left);\n            }\n        };\n    }\n\n"
+    "    case!(nothing, 10, 0, 10);\n"
+)
 _NODE = "module.exports = function discount(price, percent) {\n  return price;\n};\n"
 _NODE_OLD = (
     "const { test } = require('node:test');\nconst assert = require('node:assert');\nconst discount = require('../shop.js');\n\n"
@@ -84,6 +90,7 @@ POOLS = {
         _PYTEST_OLD, PYTEST, {"tests/test_percents.py": "from shop.price import discount\n" + _PYTEST_CASE}
     ),
     "pytest, existing file": _python(_PYTEST_OLD, PYTEST, {"tests/test_price.py": _PYTEST_OLD + _PYTEST_CASE}),
+    "pytest, changed test": _python(_PYTEST_OLD, PYTEST, {"tests/test_price.py": _PYTEST_OLD + _PYTEST_MORE}),
     "unittest, existing file": _python(_UNITTEST_OLD, UNITTEST, {"tests/test_price.py": _UNITTEST_OLD + _UNITTEST_CASE}),
     "go, existing file": Pool(
         "go",
@@ -94,6 +101,16 @@ POOLS = {
             {"shop.go": _GO.replace("return price }", "if percent > 100 { return 0 }; return price }")},
         ),
         {"shop_test.go": _GO_OLD + _GO_CASE},
+    ),
+    "go, changed test": Pool(
+        "go",
+        {"go.mod": "module example.org/shop\n\ngo 1.19\n", "shop.go": _GO, "shop_test.go": _GO_OLD},
+        {"shop.go": _GO.replace("return price }", "return price - price*percent/100 }")},
+        (
+            {"shop.go": _GO.replace("return price }", "return price - percent }")},
+            {"shop.go": _GO.replace("return price }", "if percent > 100 { return 0 }; return price }")},
+        ),
+        {"shop_test.go": _GO_OLD.replace("Discount(10, 0) != 10", "Discount(10, 0) != 10 || Discount(200, 10) != 180")},
     ),
     "cargo, existing file": Pool(
         "cargo",
@@ -111,6 +128,20 @@ POOLS = {
         {"Cargo.toml": _CARGO, "src/lib.rs": _RUST + _RUST_INSIDE + "}\n"},
         {"src/lib.rs": _RUST_RIGHT + _RUST_INSIDE + _RUST_INSIDE_CASE + "}\n"},
         tuple({"src/lib.rs": text + _RUST_INSIDE + "}\n"} for text in _RUST_WRONG),
+        {},
+    ),
+    "cargo, changed test inside the source": Pool(
+        "cargo",
+        {"Cargo.toml": _CARGO, "src/lib.rs": _RUST + _RUST_INSIDE + "}\n"},
+        {"src/lib.rs": _RUST_RIGHT + _RUST_INSIDE.replace("10);", "10);\n        assert_eq!(discount(200, 10), 180);") + "}\n"},
+        tuple({"src/lib.rs": text + _RUST_INSIDE + "}\n"} for text in _RUST_WRONG),
+        {},
+    ),
+    "cargo, test of a macro inside the source": Pool(
+        "cargo",
+        {"Cargo.toml": _CARGO, "src/lib.rs": _RUST + _RUST_MACRO + "}\n"},
+        {"src/lib.rs": _RUST_RIGHT + _RUST_MACRO + "    case!(percents, 200, 10, 180);\n}\n"},
+        tuple({"src/lib.rs": text + _RUST_MACRO + "}\n"} for text in _RUST_WRONG),
         {},
     ),
     "node:test, existing file": Pool(

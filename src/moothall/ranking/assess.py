@@ -91,7 +91,9 @@ def assess(
         required=required,
         regressions=tuple(sorted(lost)),
         proven=proven,
-        behaviour=_behaviour(prepared_runs, runs, own_tests, evidence, forgiven) if applies else "",
+        behaviour=_behaviour(prepared_runs, {name: run for name, run in runs.items() if name in required}, own_tests, forgiven)
+        if applies
+        else "",
         evidence=evidence,
         fixed=tuple(sorted(case for cases in fixed.values() for case in cases))[:_FIXED],
         still_red=tuple(sorted(case for item in compared if item.name in required for case in item.red_before)),
@@ -262,13 +264,13 @@ def _behaviour(
     base: Mapping[str, CheckRun],
     now: Mapping[str, CheckRun],
     own_tests: Sequence[str],
-    evidence: Sequence[Evidence],
     forgiven: AbstractSet[str],
 ) -> str:
     """Equal for candidates that no shared test tells apart. A new test of the author's own is not
-    shared: counting it would put everyone who wrote one into a cluster of one.
+    shared: counting it would put everyone who wrote one into a cluster of one. Checks without cases, such as linters, and
+    advisory ones say nothing of behaviour.
     """
-    parts = [f"{item.check}={item.verdict}" for item in evidence]
+    parts: list[str] = []
     for name in sorted(now):
         before = base[name].cases if name in base else {}
         packages = frozenset(case.partition("::")[0] for case in now[name].cases)

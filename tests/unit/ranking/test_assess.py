@@ -192,6 +192,16 @@ def test_what_only_one_run_of_the_base_told_of_is_known_unless_one_of_them_told_
     assert unmatched_cases(one, suite(Verdict.ERRORED)) == unmatched_cases(one, suite(status="timeout", new="passed")) == set()
 
 
+@pytest.mark.parametrize("advisory", [("lint",), ()], ids=["advisory", "required"])
+def test_a_linter_does_not_tell_candidates_apart(advisory: tuple[str, ...]) -> None:
+    """What it finds in one change alone is no difference in what the changed code does."""
+    profile = Profile(checks={"tests": ("pytest",), "lint": ("ruff",)}, advisory=advisory)
+    tests = suite(new="passed", old="passed")
+    finding = CheckRun("lint", Verdict.FAILED, findings=("src/a.py: SIM102",))
+    found = [assess(BASE, {"tests": tests, "lint": lint}, profile, (), applies=True) for lint in (LINT, finding)]
+    assert found[0].behaviour == found[1].behaviour
+
+
 def test_an_advisory_check_decides_nothing() -> None:
     profile = Profile(checks={"tests": ("pytest",), "lint": ("ruff",)}, advisory=("lint",))
     lint = CheckRun("lint", Verdict.FAILED, findings=("a.py: F401 x",))

@@ -1,6 +1,6 @@
 """The tests that seats brought, run on every candidate.
 
-A case of an author counts if it is new, fails on the base for a reason that the task gives, and passes on the author's own
+A case of an author counts if it is new or changed, fails on the base for a reason that the task gives, and passes on the author's own
 candidate, each time in three runs (in one, if a run takes longer than a minute). The author's version of a test file takes the place of the base's for these runs alone.
 """
 
@@ -21,6 +21,7 @@ from moothall.ranking.authors import containers
 from moothall.ranking.gates import name_cases
 from moothall.ranking.relevance import missing_names, names_in
 from moothall.ranking.syntax.diffs import FileDiff, file_diffs
+from moothall.ranking.syntax.rust_tests import with_tests_of
 
 _OUTPUT = 8000
 _RUNS = 3
@@ -33,9 +34,10 @@ _RUN_ALONE = re.compile(
 _INLINE = re.compile(r"#\[(?:\w+::)*(?:test|test_case|rstest)\b|\bquickcheck!")
 
 
-def brings_inline_tests(part: FileDiff) -> bool:
-    """Whether the change of a Rust file adds a test."""
-    return any(_INLINE.search(line) for line in part.added.values())
+def brings_inline_tests(part: FileDiff, base: str) -> bool:
+    """Whether the change of a Rust file, whose text is `base` before it, adds a test to it or changes one."""
+    after = part.apply(base)
+    return any(_INLINE.search(line) for line in part.added.values()) or with_tests_of(after, base) != after
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +65,17 @@ class AuthorTests:
     _valid: dict[str, ValidCases] = field(default_factory=dict)
     _turns: dict[object, asyncio.Lock] = field(default_factory=dict)
 
-    def paths(self, author: Proposal) -> dict[str, tuple[str, ...]]:
+    async def paths(self, author: Proposal) -> dict[str, tuple[str, ...]]:
         """Return by check the test files of an author that its runner can be given by name; () for the whole check.
 
         The whole check is run for tests inside Rust source files, which no runner is given by name.
         """
         profile = self.runs.prepared.base.profile
-        inside = [part.path for part in file_diffs(author.diff) if part.path.endswith(".rs") and brings_inline_tests(part)]
+        inside = [
+            part.path
+            for part in file_diffs(author.diff)
+            if part.path.endswith(".rs") and brings_inline_tests(part, await self.runs.text(part.path))
+        ]
         found: dict[str, tuple[str, ...]] = {}
         for check in profile.checks:
             folder = profile.folders.get(check, "")
@@ -119,7 +125,7 @@ class AuthorTests:
     async def _validate(self, author: Proposal) -> ValidCases:
         found: dict[str, tuple[str, ...]] = {}
         reasons: list[str] = []
-        for check, paths in self.paths(author).items():
+        for check, paths in (await self.paths(author)).items():
             cases, why = await self._valid_cases(author, check, paths)
             reasons += [why] if why else []
             if cases:
@@ -132,12 +138,15 @@ class AuthorTests:
         before = self.runs.prepared.runs[check].cases if check in self.runs.prepared.runs else {}
         own = await self._run(author.diff, author, check, paths)
         new = [case for case, outcome in own.cases.items() if case not in before and outcome == "passed"]
-        if not new:
-            failed = any(outcome in RED for case, outcome in own.cases.items() if case not in before)
-            return (), "they fail with its own change" if failed else "no new test was found in them"
+        known = [case for case, outcome in own.cases.items() if before.get(case) == outcome == "passed"]
+        if not new and not known:
+            return (), _why_none(own, before)
         base = await self._run("", author, check, paths)
-        red = [case for case in new if self._fails(base, case)]
+        # A known case that fails here was changed by its author. That its file cannot be loaded says nothing of it.
+        red = [case for case in new if self._fails(base, case)] + [case for case in known if base.cases.get(case) == "failed"]
         if base.status != "success" or not red:
+            if not new:
+                return (), _why_none(own, before)
             passing = base.status == "success" and all(base.cases.get(case) == "passed" for case in new)
             return (
                 (),
@@ -168,8 +177,9 @@ class AuthorTests:
         """Return what a candidate comes to under the cases of an author; None if that differs from run to run."""
         red: list[str] = []
         runs: list[CheckRun] = []
+        every = await self.paths(author)
         for check, some in cases.items():
-            paths = self.paths(author)[check]
+            paths = every[check]
             run = await self._run(diff, author, check, paths)
             failed = [case for case in some if run.cases.get(case) != "passed"]
             if failed and run.duration_ms <= _LONG_MS:
@@ -209,3 +219,9 @@ class AuthorTests:
                 )
                 self._known[key] = ran.runs.get(check) or CheckRun("cross", Verdict.MISSING, output=ran.why)
         return self._known[key]
+
+
+def _why_none(own: CheckRun, before: Mapping[str, str]) -> str:
+    """Say why none of an author's cases that the base lacks counts."""
+    failed = any(outcome in RED for case, outcome in own.cases.items() if case not in before)
+    return "they fail with its own change" if failed else "no new test was found in them"

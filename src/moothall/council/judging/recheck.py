@@ -117,7 +117,7 @@ class Bench:
             unrelated = await self._unrelated(found.fixed, changed_files(proposal.diff))
             if unsteady or unrelated:
                 found = self._compare(proposal, runs, flaky | unsteady, applies=applies, unrelated=unrelated)
-        if applies and self._tests.paths(proposal):
+        if applies and await self._tests.paths(proposal):
             valid = await self._tests.validate(proposal)
             found = replace(found, evidence=(*found.evidence, valid.evidence))
         if applies:
@@ -227,7 +227,8 @@ class Bench:
         They take no part in the runs that prove, since they could steer these. A failure in them counts against their author.
         """
         joined = dict(runs)
-        for check, paths in self._tests.paths(proposal).items():
+        tests = await self._tests.paths(proposal)
+        for check, paths in tests.items():
             run = runs.get(check)
             if run is None or run.status != "success":
                 continue
@@ -240,7 +241,7 @@ class Bench:
                 cases={**run.cases, **cases},
                 details={**run.details, **{case: said for case, said in own.details.items() if case in cases}},
             )
-        return joined if self._tests.paths(proposal) else {}
+        return joined if tests else {}
 
     async def _unsteady(self, gone: Sequence[str]) -> list[str]:
         """Return the cases of these checks that only one of two runs of the untouched base told of: a name may hold the time.
@@ -289,7 +290,9 @@ class Bench:
     async def test_authors(self, judged: Sequence[Judged]) -> tuple[Proposal, ...]:
         """Return by seat the latest proposal with tests that count."""
         latest = {
-            item.proposal.seat: item.proposal for item in judged if self._tests.paths(item.proposal) and item.assessment.applies
+            item.proposal.seat: item.proposal
+            for item in judged
+            if item.assessment.applies and await self._tests.paths(item.proposal)
         }
         return tuple([author for author in latest.values() if (await self._tests.validate(author)).cases])
 

@@ -1,0 +1,393 @@
+"""A selection corpus: real bug-fix commits, each with upstream's fix and wrong ones, judged as the product judges candidates.
+
+A recipe (`tests/strong/corpus/NAME.toml`) names a repository, a commit, a task, and wrong edits. It stores no code of the project:
+upstream's fix and its tests are read from a clone. A pool is judged in several modes, which differ in the tests that the right seat
+brings.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+import subprocess
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from moothall.council.facts import Facts
+from moothall.council.judging.recheck import Bench, Judged
+from moothall.council.judging.runs import FreshRuns
+from moothall.domain.evidence import EvidenceLevel
+from moothall.domain.proposal import Proposal, RankedCandidate
+from moothall.domain.repository import Base, Prepared
+from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.ranking import rank
+from moothall.ranking.syntax.diffs import file_diffs
+from moothall.repositories import patch_rules
+from moothall.testing.bus import MemoryBus
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from moothall.wiring.trusted import Hands
+
+NO_TEST, NEW_FILE, EXISTING_FILE, SECOND = "no test", "new file", "existing file", "second right"
+MODES = (NO_TEST, NEW_FILE, EXISTING_FILE, SECOND)
+UPSTREAM = "upstream"
+_SEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Lines of a file that are replaced: `lines` lines from the one that holds `at`, the `nth` such line. 0 lines: `put` is inserted before."""
+
+    file: str
+    at: str
+    put: str
+    lines: int = 1
+    nth: int = 1
+
+    def apply(self, text: str) -> str:
+        """Return the text with the edit. Raises `ValueError` if the place is not there."""
+        rows = text.splitlines(keepends=True)
+        places = [number for number, row in enumerate(rows) if self.at in row]
+        if len(places) < self.nth:
+            raise ValueError(f"{self.file} has no line {self.nth} with {self.at!r}")
+        start = places[self.nth - 1]
+        put = self.put if not self.put or self.put.endswith("\n") else f"{self.put}\n"
+        return "".join([*rows[:start], put, *rows[start + self.lines :]])
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A candidate of a pool beside upstream's fix. kind: in which way it is wrong, or `right`."""
+
+    name: str
+    kind: str
+    edits: tuple[Edit, ...]
+
+    @property
+    def right(self) -> bool:
+        """Whether it does the task, too."""
+        return self.kind == "right"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A bug-fix commit and its pool.
+
+    source: the files of upstream's fix. inline: the line from which on a source file holds its tests, '' if they are in files of
+    their own.
+    """
+
+    name: str
+    repository: str
+    commit: str
+    language: str
+    task: str
+    source: tuple[str, ...]
+    variants: tuple[Variant, ...]
+    inline: str = ""
+
+    @property
+    def wrong(self) -> tuple[Variant, ...]:
+        """The wrong candidates."""
+        return tuple(item for item in self.variants if not item.right)
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Return the recipe in a TOML file."""
+    data = tomllib.loads(path.read_text(encoding="utf-8"))
+    variants = tuple(
+        Variant(item["name"], item["kind"], tuple(Edit(**edit) for edit in item["edits"])) for item in data.pop("candidates")
+    )
+    return Recipe(path.stem, **{**data, "source": tuple(data["source"]), "task": data["task"].strip()}, variants=variants)
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The clone at the parent of a recipe's commit, where diffs are made."""
+
+    recipe: Recipe
+    folder: Path
+
+    def parent(self) -> str:
+        """Return the id of the parent."""
+        return self._git("rev-parse", f"{self.recipe.commit}^").strip()
+
+    def variant(self, variant: Variant) -> str:
+        """Return the diff of a wrong candidate, or of a second right one."""
+        with self._clean():
+            for edit in variant.edits:
+                path = self.folder / edit.file
+                path.write_text(edit.apply(path.read_text(encoding="utf-8")), encoding="utf-8")
+            return self._diff()
+
+    def upstream(self, mode: str) -> str:
+        """Return the diff of upstream's fix, with its tests as the mode brings them."""
+        with self._clean():
+            for path in self.recipe.source:
+                after, before = self._show(self.recipe.commit, path), (self.folder / path).read_text(encoding="utf-8")
+                if self.recipe.inline and mode == NO_TEST and self.recipe.inline in before:
+                    after = after.partition(self.recipe.inline)[0] + "".join(before.partition(self.recipe.inline)[1:])
+                (self.folder / path).write_text(after, encoding="utf-8")
+            for path in () if mode == NO_TEST else self._tests():
+                text, at = self._show(self.recipe.commit, path), self.folder / path
+                if mode == NEW_FILE and at.is_file():
+                    text, at = _new_tests(path, at.read_text(encoding="utf-8"), text), self.folder / _beside(path)
+                at.parent.mkdir(parents=True, exist_ok=True)
+                at.write_text(text, encoding="utf-8")
+            return self._diff()
+
+    def _tests(self) -> tuple[str, ...]:
+        changed = self._git("diff", "--name-only", "--diff-filter=AM", f"{self.recipe.commit}^", self.recipe.commit).splitlines()
+        return tuple(path for path in changed if path not in self.recipe.source and patch_rules.is_test(path))
+
+    @contextmanager
+    def _clean(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._git("reset", "--quiet", "--hard")
+            self._git("clean", "--quiet", "-dffx")
+
+    def _diff(self) -> str:
+        self._git("add", "--all", "--force")
+        return self._git("diff", "--cached", "--binary")
+
+    def _show(self, commit: str, path: str) -> str:
+        return self._git("show", f"{commit}:{path}")
+
+    def _git(self, *argv: str) -> str:
+        return subprocess.run(["git", "-C", str(self.folder), *argv], check=True, capture_output=True).stdout.decode()
+
+
+@contextmanager
+def checked_out(recipe: Recipe, clone: Path) -> Iterator[Sources]:
+    """Check the parent of a recipe's commit out, beside the clone."""
+    with tempfile.TemporaryDirectory(prefix="corpus-") as folder:
+        subprocess.run(["git", "clone", "--quiet", "--shared", "--no-checkout", str(clone), folder], check=True)
+        subprocess.run(["git", "-C", folder, "checkout", "--quiet", "--detach", f"{recipe.commit}^"], check=True)
+        yield Sources(recipe, Path(folder))
+
+
+def _beside(path: str) -> str:
+    """Return the name of a new test file beside one, that the same runner takes."""
+    at = PurePosixPath(path)
+    stem, dot, rest = at.name.partition(".")
+    if path.endswith(".go"):
+        return str(at.with_name(f"{stem.removesuffix('_test')}_more_test.go"))
+    return str(at.with_name(f"{stem}_more{dot}{rest}"))
+
+
+def _new_tests(path: str, before: str, after: str) -> str:
+    """Return a test file with what only its newer version has, as far as files of its language need it or allow it."""
+    if path.endswith(".go"):
+        return _new_go_tests(before, after)
+    return _new_python_tests(before, after) if path.endswith(".py") else after
+
+
+def _new_python_tests(before: str, after: str) -> str:
+    """Return the newer Python file without the tests that the older one has, too."""
+    known = {ast.get_source_segment(before, node) for node in ast.walk(ast.parse(before))}
+    tree = ast.parse(after)
+    lines = after.splitlines(keepends=True)
+    for node in ast.walk(tree):
+        for item in getattr(node, "body", []) if isinstance(node, ast.Module | ast.ClassDef) else []:
+            is_test = isinstance(item, ast.FunctionDef | ast.ClassDef) and item.name.lower().startswith("test")
+            is_test |= isinstance(item, ast.ClassDef) and item.name.endswith(("Test", "Tests"))
+            if is_test and ast.get_source_segment(after, item) in known:
+                first = min([item.lineno, *(mark.lineno for mark in item.decorator_list)])
+                lines[first - 1 : item.end_lineno] = [""] * (item.end_lineno - first + 1)
+    return "".join(lines)
+
+
+_GO_DECLARED = re.compile(r"(?m)^(?:func|type|var|const)\b.*(?:\n(?:[\t ].*)?)*?\n[})].*$|^(?:func|type|var|const)\b.*$")
+_GO_IMPORT = re.compile(r"(?m)^import (?:\((?P<many>[^)]*)\)|(?P<one>.*))$")
+
+
+def _new_go_tests(before: str, after: str) -> str:
+    """Return the declarations that only the newer Go file has, with the imports that they use; changed functions have new names."""
+    known = {match[0] for match in _GO_DECLARED.finditer(before)}
+    named = {_go_name(item) for item in known}
+    parts = []
+    for match in _GO_DECLARED.finditer(after):
+        if match[0] in known:
+            continue
+        name = _go_name(match[0])
+        parts.append(match[0].replace(f"func {name}(", f"func {name}More(", 1) if name in named else match[0])
+    body = "\n\n".join(parts)
+    imports = []
+    for match in _GO_IMPORT.finditer(after):
+        for line in (match["many"] or match["one"] or "").splitlines():
+            quoted = re.search(r'(?:(\w+)\s+)?"([^"]+)"', line)
+            if quoted and re.search(rf"\b{quoted[1] or quoted[2].rpartition('/')[2]}\.", body):
+                imports.append(f"\t{quoted[0]}")
+    package = re.search(r"(?m)^package \w+", after)
+    return f"{package[0] if package else ''}\n\nimport (\n{chr(10).join(imports)}\n)\n\n{body}\n"
+
+
+def _go_name(declared: str) -> str:
+    found = re.match(r"func (?:\([^)]*\) )?(\w+)|(?:type|var|const) (\w+)", declared)
+    return (found[1] or found[2]) if found else declared
+
+
+def code_lines(diff: str) -> int:
+    """Return how many lines of code a diff adds and removes, without tests."""
+    return sum(
+        1
+        for part in file_diffs(diff)
+        if not patch_rules.is_test(part.path)
+        for line in part.body.splitlines()
+        if line[:1] in {"+", "-"} and not line.startswith(("+++", "---")) and line[1:].strip()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one pool came to in one mode.
+
+    fewest: the share of right candidates among those with the fewest changed lines. right: the right candidates of the pool.
+    """
+
+    pool: str
+    mode: str
+    first: str
+    right: tuple[str, ...]
+    undecided: bool
+    levels: Mapping[str, str]
+    gates: Mapping[str, bool]
+    reasons: Mapping[str, Sequence[str]]
+    fewest: float
+    seconds: float = 0.0
+
+    @property
+    def selected_right(self) -> bool:
+        """Whether the first is right and may win."""
+        return self.first in self.right and self.gates[self.first]
+
+    @property
+    def random(self) -> float:
+        """The share of right candidates."""
+        return len(self.right) / len(self.levels)
+
+
+class Pools:
+    """Judges pools on real clones, with what a host works with."""
+
+    def __init__(self, hands: Hands, tell: Callable[[str], None]) -> None:
+        self._hands = hands
+        self._tell = tell
+
+    async def judge(self, recipe: Recipe, clone: Path, modes: Sequence[str] = MODES) -> AsyncIterator[Outcome]:
+        """Yield what a pool comes to in these modes. Raises `RepositoryError` if its base cannot be prepared."""
+        repositories = self._hands.repositories
+        with checked_out(recipe, clone) as sources:
+            entry = await repositories.register(str(clone))
+            ref = RepositoryRef(id=entry.id, ref=sources.parent())
+            prepared = await repositories.prepare(await repositories.resolve(ref), self._tell)
+            bench = self._bench(recipe, ref, prepared)
+            for mode in modes:
+                if pool := _pool(recipe, sources, mode):
+                    yield await self._judge_mode(recipe, prepared, bench, mode, pool)
+
+    def _bench(self, recipe: Recipe, ref: RepositoryRef, prepared: Prepared) -> Bench:
+        d = Deliberation(
+            task_id=f"corpus-{recipe.name}",
+            description=recipe.task,
+            role="dev",
+            protocol="vote",
+            seats=tuple(f"agent-dev-{number:03d}" for number in range(1, _SEATS + 1)),
+            rounds=0,
+            deadline=datetime.now(UTC) + timedelta(hours=3),
+            max_turns=1,
+            repository=ref,
+            base_sha=prepared.base.sha,
+        )
+        runs = FreshRuns(d, prepared, self._hands.workspaces, self._read, asyncio.Semaphore(1))
+        return Bench(runs, Facts(MemoryBus(), d))
+
+    async def _read(self, base: Base, path: str, limit: int) -> str:
+        return await self._hands.repositories.read(base, path, limit)
+
+    async def _judge_mode(self, recipe: Recipe, prepared: Prepared, bench: Bench, mode: str, pool: Mapping[str, str]) -> Outcome:
+        began = asyncio.get_running_loop().time()
+        clone = self._hands.repositories.clone(prepared.base.repository)
+        names: dict[str, str] = {}
+        judged: list[Judged] = []
+        for number, (name, diff) in enumerate(pool.items(), 1):
+            made = await clone.apply(prepared.base.sha, diff)
+            seat = f"agent-dev-{number:03d}"
+            names[seat] = name
+            judged.append(await bench.judge(Proposal(seat, "dev", "", made.diff, made.commit_sha, own_tests=made.tests)))
+            self._tell(f"{recipe.name}, {mode}: judged {name}")
+        ranked = rank([item.candidate for item in await bench.cross(judged)])
+        right = {UPSTREAM, *(item.name for item in recipe.variants if item.right)}
+        found = outcome(recipe.name, mode, {names[item.seat]: item for item in ranked}, pool, right & pool.keys())
+        return replace(found, seconds=round(asyncio.get_running_loop().time() - began, 1))
+
+
+def _pool(recipe: Recipe, sources: Sources, mode: str) -> dict[str, str]:
+    """Return the diffs of the candidates by name, {} if the recipe has no such mode. The right one is the second seat's."""
+    seconds = [item for item in recipe.variants if item.right]
+    if (mode == NEW_FILE and recipe.inline) or (mode == SECOND and not seconds):
+        return {}
+    others = [*seconds[:1], *recipe.wrong] if mode == SECOND else list(recipe.wrong)
+    diffs = {item.name: sources.variant(item) for item in others[: _SEATS - 1]}
+    first, *rest = diffs
+    return {first: diffs[first], UPSTREAM: sources.upstream(mode), **{name: diffs[name] for name in rest}}
+
+
+def outcome(pool: str, mode: str, ranked: Mapping[str, RankedCandidate], diffs: Mapping[str, str], right: set[str]) -> Outcome:
+    """Return what ranking came to: the candidates by name, best first."""
+    sizes = {name: code_lines(diff) for name, diff in diffs.items()}
+    smallest = [name for name, size in sizes.items() if size == min(sizes.values())]
+    first = next(iter(ranked))
+    return Outcome(
+        pool,
+        mode,
+        first,
+        tuple(sorted(right)),
+        ranked[first].undecided,
+        {name: str(item.level) for name, item in ranked.items()},
+        {name: item.passed_gates for name, item in ranked.items()},
+        {name: item.reasons for name, item in ranked.items()},
+        sum(name in right for name in smallest) / len(smallest),
+    )
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return the figures of each mode as a Markdown table."""
+    rows = [
+        "| mode | pools | right selected | told as undecided | level of the winner | random | fewest lines |",
+        "|---|---:|---:|---:|---|---:|---:|",
+    ]
+    for mode in MODES:
+        some = [item for item in outcomes if item.mode == mode]
+        if not some:
+            continue
+        levels = {level: sum(item.levels[item.first] == level for item in some) for level in map(str, EvidenceLevel)}
+        told = ", ".join(f"{level} {count}" for level, count in levels.items() if count)
+        rows.append(
+            f"| {mode} | {len(some)} | {sum(item.selected_right for item in some)} | {sum(item.undecided for item in some)} | {told} "
+            f"| {sum(item.random for item in some):.1f} | {sum(item.fewest for item in some):.1f} |"
+        )
+    marked = [name in item.right for item in outcomes for name, level in item.levels.items() if level == EvidenceLevel.REPRODUCED]
+    rows.append(f"\nCandidates with the level *reproduced*: {len(marked)}, of which {sum(marked)} are right.")
+    return "\n".join(rows)
+
+
+def as_row(outcome: Outcome) -> dict[str, Any]:
+    """Return an outcome as a JSON object."""
+    return {name: getattr(outcome, name) for name in Outcome.__slots__}
+
+
+def from_row(row: Mapping[str, Any]) -> Outcome:
+    """Return an outcome from a JSON object."""
+    return Outcome(**{**row, "right": tuple(row["right"])})
