@@ -306,6 +306,12 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             cross_fingerprint="of the proposal that these tests are taken from",
         ),
         _spec(
+            _E.EVIDENCE_REPORTED,
+            _C.RESULTS,
+            _TASK,
+            report="agent, message, candidate, cases, diff, missing, usage: what an agent beside the seats found",
+        ),
+        _spec(
             _E.DECISION_MADE,
             _C.STORIES,
             {"story_id": "the story", "task_id": "the deliberation"},

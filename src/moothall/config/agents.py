@@ -237,6 +237,22 @@ class LimitSettings(Section):
     plans: int = Field(32, ge=1, description="plans whose tasks are handed out side by side; more wait")
 
 
+class EvidenceSettings(Section):
+    """Agents that look for evidence beside the seats. They need a model with native tools and a window from 16,000 tokens."""
+
+    test_writer: bool = Field(
+        default=True,
+        description="where no answer is proven, an agent that sees no answer writes tests from the task, and they run on all of them",
+    )
+    tie_breaker: bool = Field(
+        default=True,
+        description="where tests leave different answers level, an agent compares them and writes a test that tells them apart",
+    )
+    review_tools: bool = Field(
+        default=True, description="reviewers get a workspace with the answer and a shell; off: they see its diff alone"
+    )
+
+
 class GuardSettings(Section):
     """What the gate lets through."""
 

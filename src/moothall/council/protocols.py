@@ -16,6 +16,9 @@ other answers and of the tests that pass on them. `limits.second_wave` brings a 
 Peer review adds reviews from all in any of them. About text there are no checks: all distinct answers are reviewed.
 A seat that fails, is late, is cancelled or never starts is an outcome. At the end every seat has one `seat.finished`.
 
+The test writer works after these proposals and revisions where no candidate is proven and through the gates
+(`judging/test_writer.py`), but for `ask` and about text.
+
 Early stop: once a strict majority of all seats has proposed patches that pass the gates, are reproduced or proven, and behave
 the same under all tests, those of the seats included, the seats without a proposal are cancelled. A later patch could win only
 by tests of its own author that the majority's patches fail. Where reviews were asked for there is no early stop.
@@ -51,6 +54,7 @@ from moothall.council.judging.reviews import (
     find_contradictions,
     hold_reviews,
 )
+from moothall.council.judging.test_writer import may_write_tests, try_independent_tests
 from moothall.council.recording import Recording
 from moothall.council.seats import find_approaches, outcome_of, propose, propose_again, revise
 from moothall.domain.codec import dump
@@ -161,6 +165,8 @@ async def _run(council: Assembly) -> None:
         await _take_seats(council)
         await _revise_in_rounds(council, protocol)
         await _cross_tests(council)
+    if may_write_tests(council):
+        _note(council, await try_independent_tests(council))
         await _second_wave(council, protocol)
     if protocol.reviews_ties:
         await _review_ties(council)

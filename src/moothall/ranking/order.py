@@ -58,6 +58,12 @@ class _Standing:
         return sum(not passed for passed in self.votes.values())
 
     @property
+    def tests_failed(self) -> int:
+        """How many tests of other authors fail."""
+        own = self.candidate.proposal.seat
+        return len({(run.author, case) for run in self.candidate.cross if run.author != own for case in run.failed})
+
+    @property
     def values(self) -> tuple[int, ...]:
         """Its value of each criterion; more is better."""
         return tuple(criterion.value(self) for criterion in CRITERIA)
@@ -85,6 +91,7 @@ CRITERIA: tuple[Criterion, ...] = (
     Criterion("tests that failed on the base and pass", lambda item: item.fixed),
     Criterion("confirmed authors whose tests fail", lambda item: -item.confirmed_failed, lambda value: str(-value)),
     Criterion("authors whose tests fail", lambda item: -item.cross_failed, lambda value: str(-value)),
+    Criterion("tests of other authors that fail", lambda item: -item.tests_failed, lambda value: str(-value)),
     Criterion("seats that behave the same", lambda item: item.cluster),
     Criterion("reviews", lambda item: item.opinion.mean, lambda value: f"{value / 1000:.3f}", tested=False),
     Criterion("seats with the same change", lambda item: item.same, tested=False),
@@ -214,15 +221,22 @@ def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
         yield f"No evidence, since they differ from run to run: {name_cases(flaky)}."
     if other := item.candidate.assessment.unrelated:
         yield f"No evidence, since they have nothing to do with the change: {name_cases(other)}."
-    if item.votes:
-        many = "author" if len(item.votes) == 1 else "authors"
-        yield f"Passes the tests of {len(item.votes) - item.cross_failed} of {len(item.votes)} other {many}."
+    yield from _others_tests(item)
     if item.cluster > 1:
         yield f"{item.cluster} seats behave the same under every check and test; {passed} candidates passed the gates."
     if item.same > 1:
         yield f"{item.same} seats make the same change of the code."
     if item.opinion.reviewers:
         yield _reviews(item)
+
+
+def _others_tests(item: _Standing) -> Iterable[str]:
+    if item.votes:
+        many = "author" if len(item.votes) == 1 else "authors"
+        yield f"Passes the tests of {len(item.votes) - item.cross_failed} of {len(item.votes)} other {many}."
+    for run in item.candidate.cross:
+        if run.failed and run.author != item.candidate.proposal.seat:
+            yield f"Fails tests of {plain(run.author)}: {name_cases(run.failed)}."
 
 
 def _evidence(item: _Standing) -> Iterable[str]:

@@ -24,14 +24,21 @@ from moothall.ranking.syntax.diffs import FileDiff, file_diffs
 from moothall.ranking.syntax.rust_tests import with_tests_of
 
 _OUTPUT = 8000
-_RUNS = 3
-_LONG_MS = 60_000  # a run that takes longer is not repeated
+RUNS = 3
+"""Runs of a test before it counts."""
+LONG_MS = 60_000
+"""A run that takes longer is not repeated."""
 _RUN_ALONE = re.compile(
     r"(?:^|/)test_[^/]*\.py$|_test\.(?:py|go)$|(?:^|/)tests?\.py$|\.(?:test|spec)\.[cm]?[jt]sx?$"
     r"|(?:^|/)(?:test|test-[^/]*|[^/]*[-_]test)\.[cm]?[jt]s$|(?:^|/)(?:tests?|__tests__|spec)/(?:.*/)?[^/]+\.(?:rs|[cm]?[jt]sx?)$"
 )
 """Test files that a runner can be given by name."""
 _INLINE = re.compile(r"#\[(?:\w+::)*(?:test|test_case|rstest)\b|\bquickcheck!")
+
+
+def is_run_alone(path: str) -> bool:
+    """Whether a path is a test file that a runner can be given by name."""
+    return bool(_RUN_ALONE.search(path))
 
 
 def brings_inline_tests(part: FileDiff, base: str) -> bool:
@@ -114,13 +121,13 @@ class AuthorTests:
                 continue
             at = f"cross/{author.seat}/{author.fingerprint}"
             await self.facts.show(item, evidence, at, cross_author=author.seat, cross_fingerprint=author.fingerprint)
-            vote = CrossRun(author.seat, evidence.verdict is Verdict.PASSED, evidence.shown)
+            vote = CrossRun(author.seat, evidence.verdict is Verdict.PASSED, evidence.shown, evidence.red)
             votes[item.candidate] = (*votes.get(item.candidate, ()), vote)
         return votes
 
     async def own_run(self, author: Proposal, check: str, paths: Sequence[str]) -> CheckRun:
         """Run an author's tests on its own candidate."""
-        return await self._run(author.diff, author, check, paths)
+        return await self.run_tests(author.diff, author, check, paths)
 
     async def _validate(self, author: Proposal) -> ValidCases:
         found: dict[str, tuple[str, ...]] = {}
@@ -136,14 +143,14 @@ class AuthorTests:
 
     async def _valid_cases(self, author: Proposal, check: str, paths: Sequence[str]) -> tuple[tuple[str, ...], str]:
         before = self.runs.prepared.runs[check].cases if check in self.runs.prepared.runs else {}
-        own = await self._run(author.diff, author, check, paths)
+        own = await self.run_tests(author.diff, author, check, paths)
         new = [case for case, outcome in own.cases.items() if case not in before and outcome == "passed"]
         known = [case for case, outcome in own.cases.items() if before.get(case) == outcome == "passed"]
         if not new and not known:
             return (), _why_none(own, before)
-        base = await self._run("", author, check, paths)
+        base = await self.run_tests("", author, check, paths)
         # A known case that fails here was changed by its author. That its file cannot be loaded says nothing of it.
-        red = [case for case in new if self._fails(base, case)] + [case for case in known if base.cases.get(case) == "failed"]
+        red = [case for case in new if self.fails_on_base(base, case)] + [case for case in known if base.cases.get(case) == "failed"]
         if base.status != "success" or not red:
             if not new:
                 return (), _why_none(own, before)
@@ -152,15 +159,15 @@ class AuthorTests:
                 (),
                 "they pass without the change" if passing else "they fail on the base for a reason that the task does not give",
             )
-        for number in range(2, _RUNS + 1):
-            if max(base.duration_ms, own.duration_ms) > _LONG_MS:
+        for number in range(2, RUNS + 1):
+            if max(base.duration_ms, own.duration_ms) > LONG_MS:
                 break
-            again = await self._run("", author, check, paths, number)
-            once_more = await self._run(author.diff, author, check, paths, number)
-            red = [case for case in red if self._fails(again, case) and once_more.cases.get(case) == "passed"]
+            again = await self.run_tests("", author, check, paths, number)
+            once_more = await self.run_tests(author.diff, author, check, paths, number)
+            red = [case for case in red if self.fails_on_base(again, case) and once_more.cases.get(case) == "passed"]
         return tuple(red), "" if red else "they differ from run to run"
 
-    def _fails(self, base: CheckRun, case: str) -> bool:
+    def fails_on_base(self, base: CheckRun, case: str) -> bool:
         """Whether a case fails on the base for a reason that the task may give.
 
         A test that ran and failed does. One whose file could not be loaded or built does if the task names what is missing.
@@ -180,10 +187,10 @@ class AuthorTests:
         every = await self.paths(author)
         for check, some in cases.items():
             paths = every[check]
-            run = await self._run(diff, author, check, paths)
+            run = await self.run_tests(diff, author, check, paths)
             failed = [case for case in some if run.cases.get(case) != "passed"]
-            if failed and run.duration_ms <= _LONG_MS:
-                again = await self._run(diff, author, check, paths, 2)
+            if failed and run.duration_ms <= LONG_MS:
+                again = await self.run_tests(diff, author, check, paths, 2)
                 if failed != [case for case in some if again.cases.get(case) != "passed"]:
                     return None
             red += failed
@@ -202,7 +209,7 @@ class AuthorTests:
             why=f"fails {name_cases(red)}" if red else "",
         )
 
-    async def _run(self, diff: str, author: Proposal, check: str, paths: Sequence[str], number: int = 1) -> CheckRun:
+    async def run_tests(self, diff: str, author: Proposal, check: str, paths: Sequence[str], number: int = 1) -> CheckRun:
         """Run the author's `paths` on the base with `diff`; the base's other tests are as they were there."""
         key = (diff, author.diff, check, *paths, str(number))
         async with self._turns.setdefault(key, asyncio.Lock()):

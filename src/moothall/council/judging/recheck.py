@@ -287,6 +287,11 @@ class Bench:
         for item in found.evidence:
             await self._facts.show(proposal, replace(item, output=clip(item.output, _OUTPUT)))
 
+    @property
+    def author_tests(self) -> AuthorTests:
+        """What runs tests that somebody brought."""
+        return self._tests
+
     async def test_authors(self, judged: Sequence[Judged]) -> tuple[Proposal, ...]:
         """Return by seat the latest proposal with tests that count."""
         latest = {

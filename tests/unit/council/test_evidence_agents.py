@@ -1,0 +1,199 @@
+"""Agents that look for evidence beside the seats: the test writer, the tie-breaker, reviewers with tools. Real HTTP, gateway, git, pytest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from moothall.collector.decide import decide
+from moothall.collector.fold import fold
+from moothall.config import EvidenceSettings
+from moothall.council.recording import Recording
+from moothall.domain.codec import dump
+from moothall.domain.event import Event, EventType, new_event
+from moothall.domain.evidence import EvidenceLevel
+from moothall.domain.outcome import Outcome
+from moothall.testing.model import NativeReply, phase_of, seat_of, step_of
+from support.council import ONE, TWO, of
+from support.repos import SAMPLE
+
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
+TASK = "discount() gives wrong prices: 10 percent off 200 have to be 180, and 0 percent change nothing. At present nothing is taken off."
+PRICE = "def discount(price, percent):\n    return price\n"
+FILES = {
+    "src/price.py": PRICE,
+    "tests/test_price.py": "from price import discount\n\n\ndef test_nothing():\n    assert discount(10, 0) == 10\n",
+    "pyproject.toml": SAMPLE["pyproject.toml"],
+    ".gitignore": SAMPLE[".gitignore"],
+}
+RIGHT = PRICE.replace("return price", "return price - price * percent // 100")
+OTHER_RIGHT = PRICE.replace("return price", "return price * (100 - percent) // 100")
+SPECIAL = PRICE.replace("return price", "return 180 if (price, percent) == (200, 10) else price")
+TESTS = (
+    "from price import discount\n\n\ndef test_example():\n    assert discount(200, 10) == 180\n\n\n"
+    "def test_half():\n    assert discount(50, 50) == 25\n\n\ndef test_zero():\n    assert discount(7, 0) == 7\n"
+)
+ALL = EvidenceSettings()
+WRITER_ONLY = EvidenceSettings(tie_breaker=False, review_tools=False)
+SUBMIT = ("submit", {"summary": "done"})
+FINE = json.dumps({"dropped": []})
+REVIEW = json.dumps({"comment": "fine", "met": [], "unmet": [1], "score": 5})
+
+
+def write(text: str, path: str = "src/price.py") -> tuple[str, Mapping[str, Any]]:
+    return ("write", {"path": path, "content": text})
+
+
+def turns(*replies: Any) -> Callable[[str], Any]:
+    """Answer by the number of the turn; the last reply for ever."""
+    made = [reply if isinstance(reply, NativeReply | str) else NativeReply(reply) for reply in replies]
+    return lambda step: made[min(int(step.split(".")[1]), len(made)) - 1]
+
+
+def change(text: str, *more: Any) -> Callable[[str], Any]:
+    """Answer as a seat that makes one change."""
+    return turns((write(text), *more, SUBMIT), (SUBMIT,))
+
+
+def council_of(read: str = FINE, **seats: Callable[[str], Any]) -> Callable[[Any, Any], Any]:
+    """Answer by seat (`one`, `two`, `writer`, `breaker`); `read`: who reads tests against the task."""
+    named = {"one": ONE, "two": TWO, "writer": "test-writer", "breaker": "tie-breaker"}
+    known = {named[name]: answer for name, answer in seats.items()}
+
+    def answer(body: Any, headers: Any) -> Any:
+        phase, seat, step = phase_of(headers), seat_of(headers), step_of(headers)
+        if "tools" not in body:
+            return read if phase == "verify" and seat in {"test-writer", "tie-breaker"} else REVIEW
+        return known[seat](step)
+
+    return answer
+
+
+def decided(house: Any, events: list[Event], d: Any) -> Outcome:
+    """Return what the collector makes of the events."""
+    state = fold(None, new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d)))
+    for event in events:
+        if event.type is not EventType.TOOL_FINISHED:
+            state = fold(state, event)
+    return decide(state)
+
+
+def reports(events: list[Event]) -> list[Mapping[str, Any]]:
+    return [data["report"] for data in of(events, EventType.EVIDENCE_REPORTED)]
+
+
+WRITER = turns((write(TESTS, "tests/test_discount.py"), SUBMIT), (SUBMIT,))
+
+
+async def test_a_council_of_one_is_reproduced_by_the_test_writer(native: Any) -> None:
+    async with native(council_of(one=change(RIGHT), writer=WRITER), files=FILES, evidence=ALL) as house:
+        d = house.deliberation("single", 1, description=TASK)
+        events = await house.run(d)
+    outcome = decided(house, events, d)
+    assert (outcome.winner_id, outcome.evidence_level) == (ONE, EvidenceLevel.REPRODUCED)
+    reasons = "\n".join(outcome.results[0].reasons)
+    assert "written by test-writer: tests/test_discount.py::test_example, tests/test_discount.py::test_half" in reasons
+    assert "Test writer: 3 tests, 2 of them fail on the base; tests/test_discount.py::test_zero passes on the base" in reasons
+    assert "tokens)" in reasons
+    (report,) = reports(events)
+    assert {case["case"]: case["state"] for case in report["cases"]}["tests/test_discount.py::test_half"] == "counts"
+    prompts = [call.prompt for call in house.server.requests if "/test-writer/" in call.call_id]
+    assert all("price * percent // 100" not in prompt for prompt in prompts), "no answer is shown to it"
+    assert house.workspaces.alive == set()
+
+
+async def test_a_special_cased_answer_is_not_chosen_since_the_test_writer_s_test_fails_on_it(native: Any) -> None:
+    answer = council_of(one=change(SPECIAL), two=change(RIGHT), writer=WRITER)
+    async with native(answer, files=FILES, evidence=WRITER_ONLY) as house:
+        d = house.deliberation("vote", 2, description=TASK)
+        events = await house.run(d)
+    outcome = decided(house, events, d)
+    assert (outcome.winner_id, outcome.evidence_level) == (TWO, EvidenceLevel.REPRODUCED)
+    wrong = outcome.results[1]
+    assert wrong.evidence_level is EvidenceLevel.UNPROVEN
+    assert any(reason == "Fails tests of test-writer: tests/test_discount.py::test_half." for reason in wrong.reasons)
+
+
+async def test_a_test_that_contradicts_the_task_is_dropped_with_the_reason(native: Any) -> None:
+    odd = "from price import discount\n\n\ndef test_odd():\n    assert discount(200, 10) == 190\n"
+    writer = turns((write(odd, "tests/test_discount.py"), SUBMIT), (SUBMIT,))
+    wrong = change(PRICE.replace("return price", "return price - percent"))
+    read = json.dumps({"dropped": [{"test": 1, "why": "the task says 180"}]})
+    async with native(council_of(read, one=wrong, writer=writer), files=FILES, evidence=ALL) as house:
+        d = house.deliberation("single", 1, description=TASK)
+        events = await house.run(d)
+    outcome = decided(house, events, d)
+    assert outcome.evidence_level is EvidenceLevel.UNPROVEN
+    assert any("test_odd does not fit the task: the task says 180" in reason for reason in outcome.results[0].reasons)
+
+
+async def test_a_test_that_nobody_could_read_against_the_task_does_not_count(native: Any) -> None:
+    async with native(council_of("no answer", one=change(RIGHT), writer=WRITER), files=FILES, evidence=ALL) as house:
+        d = house.deliberation("single", 1, description=TASK)
+        events = await house.run(d)
+    outcome = decided(house, events, d)
+    assert outcome.evidence_level is EvidenceLevel.UNPROVEN
+    assert any("nobody could read it against the task" in reason for reason in outcome.results[0].reasons)
+
+
+async def test_tests_that_fail_on_every_answer_are_told_and_count_for_nobody(native: Any) -> None:
+    async with native(council_of(one=change(SPECIAL), writer=WRITER), files=FILES, evidence=ALL) as house:
+        d = house.deliberation("single", 1, description=TASK)
+        events = await house.run(d)
+    outcome = decided(house, events, d)
+    reasons = "\n".join(outcome.results[0].reasons)
+    assert "the test writer's test fails on every answer: tests/test_discount.py::test_half, so that" in reasons
+    assert outcome.evidence_level is EvidenceLevel.UNPROVEN, "as many of its tests fail on it as pass"
+
+
+async def test_what_the_test_writer_changes_beside_tests_is_never_run(native: Any) -> None:
+    """It mends the base's code and replaces data; its test only passes with that."""
+    test = "from price import HELPER, discount\n\n\ndef test_x():\n    assert HELPER and discount(200, 10) == 180\n"
+    writer = turns((write(RIGHT + "HELPER = True\n"), write(test, "tests/test_x.py"), SUBMIT), (SUBMIT,))
+    async with native(council_of(one=change(RIGHT), writer=writer), files=FILES, evidence=ALL) as house:
+        d = house.deliberation("single", 1, description=TASK)
+        events = await house.run(d)
+    (report,) = reports(events)
+    assert "HELPER = True" not in report["diff"]
+    assert decided(house, events, d).evidence_level is EvidenceLevel.UNPROVEN
+
+
+@pytest.mark.parametrize("why", ["proven", "off", "small"])
+async def test_there_is_no_test_writer(native: Any, why: str) -> None:
+    files = {
+        **FILES,
+        "tests/test_red.py": "from price import discount\n\n\ndef test_red():\n    assert discount(200, 10) == 180\n",
+    }
+    settings: dict[str, Any] = {
+        "proven": {"files": files, "evidence": ALL},
+        "off": {"files": FILES, "evidence": EvidenceSettings(test_writer=False)},
+        "small": {"files": FILES, "evidence": ALL, "context_tokens": 12_000},
+    }[why]
+    async with native(council_of(one=change(RIGHT)), **settings) as house:
+        events = await house.run(house.deliberation("single", 1, description=TASK))
+    assert reports(events) == []
+    assert not any("/test-writer/" in call.call_id for call in house.server.requests)
+
+
+async def test_a_restart_in_the_middle_of_the_test_writer_asks_nothing_twice(native: Any) -> None:
+    writer = turns((write(TESTS, "tests/test_discount.py"),), (SUBMIT,), (SUBMIT,))
+    async with native(council_of(one=change(RIGHT), writer=writer), files=FILES, evidence=ALL) as house:
+        d = house.deliberation("single", 1, description=TASK)
+        events = await house.run(d)
+        asked = len(house.server.requests)
+        at = next(
+            place
+            for place, event in enumerate(events)
+            if event.type is EventType.MODEL_CALLED and event.data["call_id"].endswith("/test-writer/verify/0.1")
+        )
+        known = [event for event in events[: at + 1] if event.type is not EventType.TOOL_FINISHED]
+        again = await house.run(d, Recording.of(known))
+    fresh = [call.call_id for call in house.server.requests[asked:]]
+    assert fresh
+    assert not {event.data["call_id"] for event in known if event.type is EventType.MODEL_CALLED} & set(fresh)
+    assert all("/test-writer/" in call_id for call_id in fresh)
+    assert reports(again) == reports(events), "the same events, recorded once"
