@@ -17,7 +17,8 @@ Peer review adds reviews from all in any of them. About text there are no checks
 A seat that fails, is late, is cancelled or never starts is an outcome. At the end every seat has one `seat.finished`.
 
 The test writer works after these proposals and revisions where no candidate is proven and through the gates
-(`judging/test_writer.py`), but for `ask` and about text.
+(`judging/test_writer.py`), but for `ask` and about text. Where different answers are level then, and the protocol reviews ties, the
+tie-breaker (`judging/tie_breaker.py`) compares them first.
 
 Early stop: once a strict majority of all seats has proposed patches that pass the gates, are reproduced or proven, and behave
 the same under all tests, those of the seats included, the seats without a proposal are cancelled. A later patch could win only
@@ -55,6 +56,7 @@ from moothall.council.judging.reviews import (
     hold_reviews,
 )
 from moothall.council.judging.test_writer import may_write_tests, try_independent_tests
+from moothall.council.judging.tie_breaker import break_tie, find_tie
 from moothall.council.recording import Recording
 from moothall.council.seats import find_approaches, outcome_of, propose, propose_again, revise
 from moothall.domain.codec import dump
@@ -169,6 +171,8 @@ async def _run(council: Assembly) -> None:
         _note(council, await try_independent_tests(council))
         await _second_wave(council, protocol)
     if protocol.reviews_ties:
+        if answers_apart := find_tie(council):
+            _note(council, await break_tie(council, answers_apart))
         await _review_ties(council)
     await _judge_by_peers(council)
 

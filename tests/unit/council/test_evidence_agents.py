@@ -197,3 +197,65 @@ async def test_a_restart_in_the_middle_of_the_test_writer_asks_nothing_twice(nat
     assert not {event.data["call_id"] for event in known if event.type is EventType.MODEL_CALLED} & set(fresh)
     assert all("/test-writer/" in call_id for call_id in fresh)
     assert reports(again) == reports(events), "the same events, recorded once"
+
+
+BREAKER_ONLY = EvidenceSettings(test_writer=False, review_tools=False)
+APART = "from price import discount\n\n\ndef test_apart():\n    assert discount(50, 50) == 25\n"
+
+
+async def test_the_tie_breaker_s_test_decides(native: Any) -> None:
+    breaker = turns((write(APART, "tests/test_apart.py"), ("submit", {"summary": "50 percent of 50", "same": False})))
+    answer = council_of(one=change(SPECIAL), two=change(RIGHT), breaker=breaker)
+    async with native(answer, files=FILES, evidence=BREAKER_ONLY) as house:
+        d = house.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
+        events = await house.run(d)
+    outcome = decided(house, events, d)
+    assert (outcome.winner_id, outcome.evidence_level, outcome.undecided) == (TWO, EvidenceLevel.REPRODUCED, False)
+    assert [report["message"] for report in reports(events)] == [
+        "tie-breaker: its test tells 2 answers apart, 1 passes: tests/test_apart.py::test_apart"
+    ]
+    (first,) = [call for call in house.server.requests if call.call_id.endswith("/tie-breaker/verify/0.1")]
+    assert ONE not in first.prompt
+    assert TWO not in first.prompt
+    assert "change a" in first.prompt
+    assert of(events, EventType.SEAT_REVIEWED) == [], "nothing is left to review"
+
+
+async def test_a_test_of_the_tie_breaker_that_passes_on_the_base_chooses_and_reproduces_nothing(native: Any) -> None:
+    test = "from price import discount\n\n\ndef test_zero():\n    assert discount(7, 0) == 7\n"
+    breaker = turns((write(test, "tests/test_apart.py"), ("submit", {"summary": "0 percent", "same": False})))
+    broken = PRICE.replace(
+        "return price", "return price - price * max(percent, 50) // 100 if price < 10 else price - price * percent // 100"
+    )
+    answer = council_of(one=change(broken), two=change(RIGHT), breaker=breaker)
+    async with native(answer, files=FILES, evidence=BREAKER_ONLY) as house:
+        d = house.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
+        events = await house.run(d)
+    outcome = decided(house, events, d)
+    assert (outcome.winner_id, outcome.evidence_level) == (TWO, EvidenceLevel.UNPROVEN)
+    assert not outcome.undecided
+
+
+@pytest.mark.parametrize(
+    ("reply", "read", "said"),
+    [
+        (
+            (("submit", {"summary": "same for all inputs", "same": True}),),
+            FINE,
+            "2 answers behave the same: same for all inputs (",
+        ),
+        (
+            (write(APART, "tests/test_apart.py"), ("submit", {"summary": "x", "same": False})),
+            json.dumps({"dropped": [{"test": 1, "why": "the task does not say"}]}),
+            "no test counts: tests/test_apart.py::test_apart does not fit the task: the task does not say",
+        ),
+    ],
+    ids=["same", "not asked for"],
+)
+async def test_what_the_tie_breaker_does_not_decide_is_reviewed(native: Any, reply: Any, read: str, said: str) -> None:
+    answer = council_of(read, one=change(OTHER_RIGHT), two=change(SPECIAL), breaker=turns(reply))
+    async with native(answer, files=FILES, evidence=BREAKER_ONLY) as house:
+        d = house.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
+        events = await house.run(d)
+    assert len(of(events, EventType.SEAT_REVIEWED)) == 2
+    assert any(said in reason for reason in decided(house, events, d).results[0].reasons)

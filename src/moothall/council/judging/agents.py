@@ -31,6 +31,10 @@ WIDE = 16_000
 """Tokens of a window from which on a model is taken to judge tests and to work with tools."""
 REPLY_TOKENS = 4096
 """The least that a reply of such an agent may take: it may think before it answers."""
+TURNS = 20
+"""Replies of one of them, where the request allows as many."""
+SHARE = 0.5
+"""The share of the time that is left which one of them may take."""
 _WORKSPACES = 3
 _LEAST_SECONDS = 15.0
 

@@ -292,6 +292,10 @@ class Bench:
         """What runs tests that somebody brought."""
         return self._tests
 
+    def exact(self, diff: str) -> str:
+        """Return a diff as it applies, where it was freed of secrets."""
+        return self._runs.exact(diff)
+
     async def test_authors(self, judged: Sequence[Judged]) -> tuple[Proposal, ...]:
         """Return by seat the latest proposal with tests that count."""
         latest = {

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from moothall.council.assembly import Assembly
-from moothall.council.judging.agents import AgentTask, report, run_agent, share_of_time, tools_of
+from moothall.council.judging.agents import SHARE, TURNS, AgentTask, report, run_agent, share_of_time, tools_of
 from moothall.council.judging.recheck import Judged
 from moothall.council.judging.reviews import review_tokens
 from moothall.council.judging.trial import FAILS_EVERYWHERE, OTHER_REASON, PASSES_ON_BASE, Trial, Verdicts, tests_in, vote
@@ -27,11 +27,10 @@ from moothall.domain.repository import Patch
 from moothall.errors import BusUnavailable, MoothallError
 from moothall.ranking.gates import name_cases, plain
 
-_TURNS = 20
 _TRIES = 2
-_SHARE = 0.5
 _OUTPUT = 4_000
-_TESTS_CHARS = 24_000
+TESTS_CHARS = 24_000
+"""Characters of tests in a report."""
 
 
 def may_write_tests(council: Assembly) -> bool:
@@ -64,19 +63,19 @@ async def try_independent_tests(council: Assembly) -> tuple[Judged, ...]:
         )  # either the tests or all answers are wrong: they rank, and reproduce nothing
     found = await vote(council.bench.author_tests, author, verdicts, judged)
     await report(
-        council, TEST_WRITER, _summary(verdicts), cases=verdicts.cases, diff=council.parts.clean(author.diff)[:_TESTS_CHARS]
+        council, TEST_WRITER, _summary(verdicts), cases=verdicts.cases, diff=council.parts.clean(author.diff)[:TESTS_CHARS]
     )
     return found
 
 
 async def _write(council: Assembly) -> tuple[Proposal | None, str]:
     """Return its tests as if a seat had proposed them, or why there are none."""
-    setup, until = council.setup_of(TEST_WRITER), share_of_time(council, _SHARE)
+    setup, until = council.setup_of(TEST_WRITER), share_of_time(council, SHARE)
     tools = tools_of(setup)
     if until is None or tools is None:
         return None, "there was no time left"
     kept: list[Proposal] = []
-    turns = min(_TURNS, setup.max_turns)
+    turns = min(TURNS, setup.max_turns)
 
     async def examine(call: FunctionCall, commit: Callable[[], Awaitable[Patch]]) -> tuple[str, bool]:
         del call

@@ -93,9 +93,8 @@ class Trial:
 
     async def run(self, read: Read) -> Verdicts:
         """Return what becomes of each case. `read` is asked once, about those that would count or fail on every answer."""
-        await self._run_all(1, self.tests.paths(self.author))
+        states = dict(await self.look())
         cases = self._new_cases()
-        states = {case: self._first_state(check, case) for case, check in cases.items()}
         unfit = await read(tuple(found)) if (found := [case for case, state in states.items() if self._is_open(state)]) else {}
         states |= {case: f"does not fit the task: {why}" for case, why in unfit.items() if case in states}
         counted = [case for case, state in states.items() if state == COUNTS]
@@ -111,6 +110,11 @@ class Trial:
             {diff: frozenset(case for case in counted if self._passes(diff, cases[case], case)) for diff in self.diffs},
             frozenset(case for case in counted if self._fails_on_base(cases[case], case)),
         )
+
+    async def look(self) -> Mapping[str, str]:
+        """Return what a first run makes of each case; nobody has read them yet."""
+        await self._run_all(1, self.tests.paths(self.author))
+        return {case: self._first_state(check, case) for case, check in self._new_cases().items()}
 
     async def on_base(self) -> Mapping[str, tuple[CheckRun, tuple[str, ...]]]:
         """Return by check the first run on the base, and the new cases in it."""
