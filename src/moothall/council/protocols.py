@@ -17,7 +17,7 @@ Peer review adds reviews from all in any of them. About text there are no checks
 A seat that fails, is late, is cancelled or never starts is an outcome. At the end every seat has one `seat.finished`.
 
 The test writer works after these proposals and revisions where no candidate is proven and through the gates
-(`judging/test_writer.py`), but for `ask` and about text. Where different answers are level then, and the protocol reviews ties, the
+(`judging/test_writer.py`), and before a second wave, but for `ask` and about text. Where different answers are level then, and the protocol reviews ties, the
 tie-breaker (`judging/tie_breaker.py`) compares them first.
 
 Early stop: once a strict majority of all seats has proposed patches that pass the gates, are reproduced or proven, and behave
@@ -55,7 +55,7 @@ from moothall.council.judging.reviews import (
     find_contradictions,
     hold_reviews,
 )
-from moothall.council.judging.test_writer import may_write_tests, try_independent_tests
+from moothall.council.judging.test_writer import IndependentTests
 from moothall.council.judging.tie_breaker import break_tie, find_tie
 from moothall.council.recording import Recording
 from moothall.council.seats import find_approaches, outcome_of, propose, propose_again, revise
@@ -160,19 +160,18 @@ def _protocol(council: Assembly) -> Protocol:
 
 async def _run(council: Assembly) -> None:
     """Take the steps of the council's protocol."""
-    protocol = _protocol(council)
+    protocol, tests = _protocol(council), IndependentTests(council)
     if protocol.one_seat:
         await _propose_all(council, council.sittings[:1])
     else:
         await _take_seats(council)
         await _revise_in_rounds(council, protocol)
         await _cross_tests(council)
-    if may_write_tests(council):
-        _note(council, await try_independent_tests(council))
-        await _second_wave(council, protocol)
+        await _second_wave(council, protocol, tests)
+    _note(council, await tests.run(published=True))
     if protocol.reviews_ties:
-        if answers_apart := find_tie(council):
-            _note(council, await break_tie(council, answers_apart))
+        if tied := find_tie(council):
+            _note(council, await break_tie(council, tied))
         await _review_ties(council)
     await _judge_by_peers(council)
 
@@ -193,12 +192,13 @@ async def _revise_in_rounds(council: Assembly, protocol: Protocol) -> None:
             await _revise_all(council, failed, round_)
 
 
-async def _second_wave(council: Assembly, protocol: Protocol) -> None:
+async def _second_wave(council: Assembly, protocol: Protocol, tests: IndependentTests) -> None:
     """Let all seats propose once more, on notes about the first proposals, if none of these is reproduced or proven."""
     setting = council.parts.limits.second_wave
     wanted = setting == "on" or (setting == "auto" and protocol.second_wave)
     if not wanted or council.about_text or not _time_left(council) or council.ledger.used_up:
         return
+    _note(council, await tests.run(published=False))
     if any(item.passes and item.candidate.level.independent for item in council.judged):
         return
     wave = council.d.rounds + 1

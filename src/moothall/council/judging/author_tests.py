@@ -150,7 +150,9 @@ class AuthorTests:
             return (), _why_none(own, before)
         base = await self.run_tests("", author, check, paths)
         # A known case that fails here was changed by its author. That its file cannot be loaded says nothing of it.
-        red = [case for case in new if self.fails_on_base(base, case)] + [case for case in known if base.cases.get(case) == "failed"]
+        red = [case for case in new if self.fails_on_base(base, case)] + [
+            case for case in known if base.cases.get(case) == "failed"
+        ]
         if base.status != "success" or not red:
             if not new:
                 return (), _why_none(own, before)

@@ -8,7 +8,7 @@ every answer are told and count for nobody; where they are as many as those that
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from moothall.council.assembly import Assembly
 from moothall.council.judging.agents import SHARE, TURNS, AgentTask, report, run_agent, share_of_time, tools_of
@@ -47,25 +47,51 @@ def may_write_tests(council: Assembly) -> bool:
     return bool(passing) and not any(item.candidate.proven for item in passing)
 
 
-async def try_independent_tests(council: Assembly) -> tuple[Judged, ...]:
-    """Let the test writer write, run its tests on all answers that pass the gates, and return the candidates with what they show."""
-    judged = council.judged
-    author, why = await _write(council)
-    if author is None or council.bench is None:
-        await report(council, TEST_WRITER, f"test writer: no tests: {plain(why, 200)}")
-        return judged
-    diffs = tuple(dict.fromkeys(item.proposal.diff for item in judged if item.passes))
-    trial = Trial(council.bench.author_tests, author, diffs)
-    verdicts = await trial.run(reader_of(council, author, TEST_WRITER, asked=False))
-    if len(verdicts.of(FAILS_EVERYWHERE)) >= len(verdicts.counted):
-        verdicts = replace(
-            verdicts, red=frozenset()
-        )  # either the tests or all answers are wrong: they rank, and reproduce nothing
-    found = await vote(council.bench.author_tests, author, verdicts, judged)
-    await report(
-        council, TEST_WRITER, _summary(verdicts), cases=verdicts.cases, diff=council.parts.clean(author.diff)[:TESTS_CHARS]
-    )
-    return found
+@dataclass(slots=True)
+class IndependentTests:
+    """The tests of the test writer of one deliberation, once it has written. `why`: the reason if there are none."""
+
+    council: Assembly
+    author: Proposal | None = None
+    why: str = ""
+    written: bool = False
+    _unfit: dict[str, str] = field(default_factory=dict)
+    _read: set[str] = field(default_factory=set)
+
+    async def run(self, *, published: bool) -> tuple[Judged, ...]:
+        """Let the test writer write if it is wanted and has not; return the candidates with what its tests show of those that pass the gates.
+
+        Only what is `published` counts in the end: cases are judged by all answers, and more may follow.
+        """
+        council = self.council
+        judged, bench = council.judged, council.bench
+        if not self.written and may_write_tests(council):
+            self.written = True
+            self.author, self.why = await _write(council)
+        if not self.written or bench is None:
+            return judged
+        if self.author is None:
+            if published:
+                await report(council, TEST_WRITER, f"test writer: no tests: {plain(self.why, 200)}")
+            return judged
+        diffs = tuple(dict.fromkeys(item.proposal.diff for item in judged if item.passes))
+        verdicts = await Trial(bench.author_tests, self.author, diffs).run(self._read_once)
+        if len(verdicts.of(FAILS_EVERYWHERE)) >= len(verdicts.counted):
+            verdicts = replace(verdicts, red=frozenset())  # its tests or all answers are wrong: they rank, and reproduce nothing
+        found = await vote(bench.author_tests, self.author, verdicts, judged, published=published)
+        if published:
+            shown = council.parts.clean(self.author.diff)[:TESTS_CHARS]
+            await report(council, TEST_WRITER, _summary(verdicts), cases=verdicts.cases, diff=shown)
+        return found
+
+    async def _read_once(self, cases: Sequence[str]) -> Mapping[str, str]:
+        """Have each case read against the task once."""
+        new = [case for case in cases if case not in self._read]
+        if new and self.author is not None:
+            number = 2 if self._read else 1
+            self._unfit |= await reader_of(self.council, self.author, TEST_WRITER, asked=False, number=number)(new)
+            self._read |= {*new}
+        return {case: why for case, why in self._unfit.items() if case in cases}
 
 
 async def _write(council: Assembly) -> tuple[Proposal | None, str]:
@@ -80,7 +106,7 @@ async def _write(council: Assembly) -> tuple[Proposal | None, str]:
     async def examine(call: FunctionCall, commit: Callable[[], Awaitable[Patch]]) -> tuple[str, bool]:
         del call
         patch = await commit()
-        author = tests_of_agent(council, patch, TEST_WRITER)
+        author = await tests_of_agent(council, patch, TEST_WRITER)
         if not author.diff:
             return "There is no new test in a place where a test runner finds it. Write one, then submit again.", False
         again = bool(kept) and kept[-1].diff == author.diff
@@ -107,10 +133,11 @@ async def _write(council: Assembly) -> tuple[Proposal | None, str]:
     return (kept[-1], "") if kept else (None, why)
 
 
-def tests_of_agent(council: Assembly, patch: Patch, agent: str) -> Proposal:
-    """Return the tests in an agent's change, as they are and as they are shown."""
-    files = council.prepared.files if council.prepared else ()
-    return tests_in(patch, agent, council.d.role, files)
+async def tests_of_agent(council: Assembly, patch: Patch, agent: str) -> Proposal:
+    """Return the tests in an agent's change."""
+    if council.bench is None:
+        raise AssertionError("tests run where there is a repository")
+    return await tests_in(council.bench.author_tests.runs, patch, agent, council.d.role)
 
 
 async def _try_on_base(council: Assembly, author: Proposal) -> tuple[str, bool]:
@@ -139,7 +166,7 @@ async def _try_on_base(council: Assembly, author: Proposal) -> tuple[str, bool]:
 
 
 def reader_of(
-    council: Assembly, author: Proposal, agent: str, *, asked: bool
+    council: Assembly, author: Proposal, agent: str, *, asked: bool, number: int = 1
 ) -> Callable[[Sequence[str]], Awaitable[Mapping[str, str]]]:
     """Return what asks a model which cases do not fit the task's text. Where it does not say, none of them counts."""
 
@@ -149,7 +176,7 @@ def reader_of(
         messages = evidence_prompt.validation_prompt(setup.judge_system, setup.shared, shown, cases, asked=asked)
         for attempt in range(1, _TRIES + 1):
             reply = await council.ask(
-                f"{agent}/verify/1.{attempt}",
+                f"{agent}/verify/{number}.{attempt}",
                 messages,
                 evidence_prompt.validation_schema(),
                 review_tokens(setup.llm),

@@ -110,7 +110,7 @@ async def _compare(council: Assembly, diffs: Sequence[str]) -> _Finding:
         if arguments.get(evidence_prompt.SAME) is True:
             found.author, found.same = None, str(arguments.get("summary") or "no reason is given")
             return "Handed in.", True
-        author = tests_of_agent(council, await commit(), TIE_BREAKER)
+        author = await tests_of_agent(council, await commit(), TIE_BREAKER)
         if not author.diff:
             return (
                 "There is no new test in a place where a test runner finds it. Write one, or submit with same set to true.",

@@ -1,23 +1,24 @@
 """Tests of an agent that has no answer of its own, run on the base and on answers: which of their cases count, and for whom.
 
 The same runs and reasons as for tests of seats (`author_tests`): the agent's version of a test file takes the place of the base's
-for these runs alone, only cases that the base lacks count, and each is run three times (once, if a run takes longer than a minute).
+for these runs alone, only cases that the base lacks count, or that the agent changed so that they fail on it, and each is run three times (once, if a run takes longer than a minute).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from moothall.council.judging.author_tests import LONG_MS, RUNS, AuthorTests, brings_inline_tests, is_run_alone
 from moothall.council.judging.recheck import Judged
+from moothall.council.judging.runs import FreshRuns
 from moothall.domain.evidence import CheckRun, Evidence, JudgedCase, Verdict
 from moothall.domain.proposal import CrossRun, Proposal
 from moothall.domain.repository import Patch
 from moothall.ranking.authors import containers
 from moothall.ranking.gates import name_cases, plain
-from moothall.ranking.syntax.diffs import FileDiff, keep_files
+from moothall.ranking.syntax.diffs import FileDiff, file_diffs, keep_files
 
 COUNTS = "counts"
 PASSES_ON_BASE = "passes on the base"
@@ -32,17 +33,19 @@ Read = Callable[[Sequence[str]], Awaitable[Mapping[str, str]]]
 """Given cases, returns those that do not fit the task, with the reason."""
 
 
-def tests_in(patch: Patch, seat: str, role: str, files: Iterable[str]) -> Proposal:
-    """Return what of an agent's change are new tests, as if a seat had proposed them. `files` are those of the base.
+async def tests_in(runs: FreshRuns, patch: Patch, seat: str, role: str) -> Proposal:
+    """Return what of an agent's change are tests, as if a seat had proposed them.
 
     Changes of source, configuration and data of the base are left out, and so is all that is no text.
     """
-    there, tests = frozenset(files), frozenset(patch.tests)
+    there, tests = frozenset(runs.prepared.files), frozenset(patch.tests)
+    sources = [part.path for part in file_diffs(patch.diff) if part.path.endswith(".rs") and part.path in there - tests]
+    texts = {path: await runs.text(path) for path in sources}
 
     def wanted(part: FileDiff) -> bool:
         if part.path in tests:
             return part.path not in there or is_run_alone(part.path)
-        return part.path.endswith(".rs") and part.path in there and brings_inline_tests(part)
+        return part.path in texts and brings_inline_tests(part, texts[part.path])
 
     diff = keep_files(patch.diff, wanted)
     return Proposal(seat, role, "", diff, own_tests=tuple(path for path in patch.tests if f" b/{path}\n" in diff))
@@ -98,7 +101,8 @@ class Trial:
         unfit = await read(tuple(found)) if (found := [case for case, state in states.items() if self._is_open(state)]) else {}
         states |= {case: f"does not fit the task: {why}" for case, why in unfit.items() if case in states}
         counted = [case for case, state in states.items() if state == COUNTS]
-        checks = {check: paths for check, paths in self.tests.paths(self.author).items() if check in map(cases.get, counted)}
+        every = await self.tests.paths(self.author)
+        checks = {check: paths for check, paths in every.items() if check in map(cases.get, counted)}
         for number in range(2, RUNS + 1):
             if any(run.duration_ms > LONG_MS for run in self._runs.values()):
                 break
@@ -113,12 +117,12 @@ class Trial:
 
     async def look(self) -> Mapping[str, str]:
         """Return what a first run makes of each case; nobody has read them yet."""
-        await self._run_all(1, self.tests.paths(self.author))
+        await self._run_all(1, await self.tests.paths(self.author))
         return {case: self._first_state(check, case) for case, check in self._new_cases().items()}
 
     async def on_base(self) -> Mapping[str, tuple[CheckRun, tuple[str, ...]]]:
         """Return by check the first run on the base, and the new cases in it."""
-        await self._run_all(1, self.tests.paths(self.author), [""])
+        await self._run_all(1, await self.tests.paths(self.author), [""])
         cases = self._new_cases()
         return {
             check: (run, tuple(case for case, of in cases.items() if of == check))
@@ -148,12 +152,18 @@ class Trial:
                     group.create_task(run(diff, check, paths))
 
     def _new_cases(self) -> dict[str, str]:
-        """Return the cases that the base lacks, with their checks, in the order of the runs."""
+        """Return the cases that the base lacks, or that pass with its own version of them, with their checks, in the order of the runs."""
         base = self.tests.runs.prepared.runs
         found: dict[str, str] = {}
         for (_, check, _), run in self._runs.items():
             before = base[check].cases if check in base else {}
-            found |= {case: check for case, outcome in run.cases.items() if case not in before and outcome != "skipped"}
+            on_base = self._runs["", check, 1].cases
+            changed = {case for case, outcome in before.items() if outcome == "passed" and on_base.get(case) == "failed"}
+            found |= {
+                case: check
+                for case, outcome in run.cases.items()
+                if (case not in before or case in changed) and outcome != "skipped"
+            }
         # A file or package that cannot be loaded on the base is a case of its own name there.
         wholes = {name for case in found for name in containers(case)}
         return {case: check for case, check in found.items() if case not in wholes}
@@ -173,13 +183,16 @@ class Trial:
         return len(on_base) == 1 and all(len(outcomes) == 1 for outcomes in told)
 
 
-async def vote(tests: AuthorTests, author: Proposal, verdicts: Verdicts, judged: Sequence[Judged]) -> tuple[Judged, ...]:
+async def vote(
+    tests: AuthorTests, author: Proposal, verdicts: Verdicts, judged: Sequence[Judged], *, published: bool = True
+) -> tuple[Judged, ...]:
     """Return the candidates with what the counted cases say of those that were run, and publish it."""
     found = []
     for item in judged:
         passed = verdicts.passed.get(item.proposal.diff)
+        others = tuple(run for run in item.cross if run.author != author.seat)
         if passed is None or not verdicts.counted:
-            found.append(item)
+            found.append(replace(item, cross=others))
             continue
         failed = tuple(case for case in verdicts.counted if case not in passed)
         shown = tuple(case for case in verdicts.counted if case in passed and case in verdicts.red)
@@ -193,7 +206,7 @@ async def vote(tests: AuthorTests, author: Proposal, verdicts: Verdicts, judged:
             shown=shown[:_SHOWN],
             why=f"fails {name_cases(failed)}" if failed else "",
         )
-        await tests.facts.show(item.proposal, evidence, f"cross/{author.seat}", cross_author=author.seat)
-        run = CrossRun(author.seat, not failed, evidence.shown, evidence.red)
-        found.append(replace(item, cross=(*item.cross, run)))
+        if published:
+            await tests.facts.show(item.proposal, evidence, f"cross/{author.seat}", cross_author=author.seat)
+        found.append(replace(item, cross=(*others, CrossRun(author.seat, not failed, evidence.shown, evidence.red))))
     return tuple(found)
