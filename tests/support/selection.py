@@ -208,7 +208,7 @@ def _new_python_tests(before: str, after: str) -> str:
     return "".join(lines)
 
 
-_GO_DECLARED = re.compile(r"(?m)^(?:func|type|var|const)\b.*(?:\n(?:[\t ].*)?)*?\n[})].*$|^(?:func|type|var|const)\b.*$")
+_GO_DECLARED = re.compile(r"(?m)^(?:func|type|var|const)\b.*[{(]\n(?:.*\n)*?[})]$|^(?:func|type|var|const)\b.*$")
 _GO_IMPORT = re.compile(r"(?m)^import (?:\((?P<many>[^)]*)\)|(?P<one>.*))$")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from moothall.domain.evidence import SECRETS, Evidence, Verdict
 from moothall.domain.proposal import Candidate
 from moothall.domain.task import VALIDATION
+from moothall.ranking.authors import may_be_own
 
 _SHOWN = 3
 _NAME_CHARS = 80
@@ -45,7 +46,12 @@ def _failures(candidate: Candidate) -> Iterable[str]:
         if item.check == SECRETS and item.verdict is Verdict.FAILED:
             yield f"What looks like a key or password is made of parts at {name_cases(item.look)}."
     if lost := found.regressions:
-        yield f"{len(lost)} {'test' if len(lost) == 1 else 'tests'} that passed on the base {'does' if len(lost) == 1 else 'do'} not any more: {name_cases(lost)}."
+        one = len(lost) == 1
+        edited = any(may_be_own(case, candidate.proposal.own_tests) for case in lost)
+        yield (
+            f"{len(lost)} {'test' if one else 'tests'} that passed on the base {'does' if one else 'do'} not any more: {name_cases(lost)}."
+            f"{' The answer changes tests there, but they count as they are on the base.' if edited else ''}"
+        )
 
 
 def _failed_before(item: Evidence) -> bool:

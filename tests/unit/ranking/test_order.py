@@ -291,6 +291,15 @@ def test_the_same_answer_has_the_same_reviews() -> None:
     assert order(reviewed, twin, other)[0] == SEATS[2]
 
 
+def test_an_answer_that_changes_a_test_which_it_breaks_is_told_which_version_counts() -> None:
+    """The task may ask for what the test forbids: a person sees why such an answer is refused."""
+    proposal = Proposal(SEATS[0], "dev", "done", diff("a"), own_tests=("t.py",))
+    (refused,) = rank([candidate(1, proposal=proposal, regressions=("t.py::x",))])
+    assert refused.reasons[0] == (
+        "1 test that passed on the base does not any more: t.py::x. The answer changes tests there, but they count as they are on the base."
+    )
+
+
 def test_reasons_say_what_happened_in_numbers() -> None:
     good = candidate(1, "a", proven=True)
     bad = candidate(2, "b", evidence=RED, regressions=("t.py::x\x1b[31m", "t.py::y"))

@@ -1,0 +1,106 @@
+"""Pools of candidates on small projects: what is selected with the tests of the right seat, and without any.
+
+`pools/NAME.toml` is a project with a bug that no test shows: its task as a user would file it, two right changes, two wrong ones, and
+tests of the right seat, in a new file and in an existing one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from moothall.domain.evidence import EvidenceLevel
+from moothall.domain.proposal import RankedCandidate
+from moothall.ranking import rank
+from support.court import PYTEST, UNITTEST, court
+from support.selection import Edit, Variant
+
+pytestmark = pytest.mark.e2e
+
+_POOLS = sorted(Path(__file__).parent.glob("pools/*.toml"))
+_COMMANDS = {"pytest": PYTEST, "unittest": UNITTEST, "": ()}
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A project, its task, its candidates, and a test of the right seat: a new file, and edits of an existing one."""
+
+    program: str
+    command: str
+    task: str
+    base: Mapping[str, str]
+    candidates: tuple[Variant, ...]
+    new_file: Mapping[str, str]
+    test_edits: tuple[Edit, ...]
+
+    def files(self, variant: Variant, *more: Edit) -> dict[str, str]:
+        """Return the files that a candidate changes."""
+        changed: dict[str, str] = {}
+        for edit in (*variant.edits, *more):
+            changed[edit.file] = edit.apply(changed.get(edit.file, self.base[edit.file]))
+        return changed
+
+
+def read_pool(path: Path) -> Pool:
+    """Return the pool in a TOML file."""
+    data = tomllib.loads(path.read_text(encoding="utf-8"))
+    test = data["test"]
+    return Pool(
+        data["program"],
+        data.get("command", ""),
+        data["task"].strip(),
+        data["base"],
+        tuple(Variant(item["name"], item["kind"], tuple(Edit(**edit) for edit in item["edits"])) for item in data["candidates"]),
+        {test["file"]: test["text"]},
+        tuple(Edit(**edit) for edit in test["edits"]),
+    )
+
+
+@pytest.mark.parametrize("path", _POOLS, ids=[path.stem for path in _POOLS])
+async def test_the_right_answer_is_selected_or_nothing_is_claimed(tmp_path: Path, path: Path) -> None:
+    pool = read_pool(path)
+    if shutil.which(pool.program) is None:
+        pytest.skip(f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
+    right, second = (item for item in pool.candidates if item.right)
+    wrong, other_wrong = (item for item in pool.candidates if not item.right)
+    async with court(tmp_path, pool.base, _COMMANDS[pool.command], task=pool.task) as place:
+        bench = place.bench()
+
+        async def judge(**seats: Mapping[str, str]) -> dict[str, RankedCandidate]:
+            proposals = [place.proposal(files, seat) for seat, files in enumerate(seats.values(), 1)]
+            judged = await asyncio.gather(*map(bench.judge, proposals))
+            names = dict(zip([item.seat for item in proposals], seats, strict=True))
+            return {names[item.seat]: item for item in rank([one.candidate for one in await bench.cross(judged)])}
+
+        mistaken, other = pool.files(wrong), pool.files(other_wrong)
+        silent = await judge(wrong=mistaken, right=pool.files(right), other=other)
+        new_file = await judge(wrong=mistaken, right={**pool.files(right), **pool.new_file}, other=other)
+        existing = await judge(second=pool.files(second), right=pool.files(right, *pool.test_edits), wrong=mistaken)
+
+    assert all(item.passed_gates and item.undecided for item in silent.values()), _reasons(silent)
+    assert {item.level for item in silent.values()} == {EvidenceLevel.UNPROVEN}
+
+    assert next(iter(new_file)) == "right", _reasons(new_file)
+    assert not new_file["right"].undecided
+    assert [new_file[name].level for name in ("right", "wrong", "other")] == [
+        EvidenceLevel.SELF_TESTED,
+        EvidenceLevel.UNPROVEN,
+        EvidenceLevel.UNPROVEN,
+    ], _reasons(new_file)
+
+    assert list(existing)[-1] == "wrong", _reasons(existing)
+    assert [existing[name].level for name in ("right", "second", "wrong")] == [
+        EvidenceLevel.SELF_TESTED,
+        EvidenceLevel.REPRODUCED,
+        EvidenceLevel.UNPROVEN,
+    ], _reasons(existing)
+
+
+def _reasons(ranked: Mapping[str, RankedCandidate]) -> str:
+    return "\n".join(f"{name}: {item.level} {item.reasons}" for name, item in ranked.items())
