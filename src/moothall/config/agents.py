@@ -232,6 +232,17 @@ class LimitSettings(Section):
     plans: int = Field(32, ge=1, description="plans whose tasks are handed out side by side; more wait")
 
 
+class EvidenceSettings(Section):
+    """Evidence beside the tests of the repository."""
+
+    held_out: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="where at least four cases fail on the base: this share of them runs on every answer and is hidden from seats, by whole test files",
+    )
+
+
 class GuardSettings(Section):
     """What the gate lets through."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from moothall.config import LimitSettings, LlmSettings, RunnerSettings
+from moothall.config import EvidenceSettings, LimitSettings, LlmSettings, RunnerSettings
 from moothall.config.models import DEFAULT
 from moothall.config.parts import NATIVE_WINDOW
 from moothall.council.agent import AgentLoop
@@ -53,6 +53,7 @@ class Parts:
     read: ReadFile
     log: Log
     limits: LimitSettings = field(default_factory=LimitSettings)
+    evidence: EvidenceSettings = field(default_factory=EvidenceSettings)
     llm: LlmSettings = field(default_factory=LlmSettings)
     named: Mapping[str, NamedModel] = field(default_factory=dict)
     remote_agents: Mapping[str, ChatModel] = field(default_factory=dict)

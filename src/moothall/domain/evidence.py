@@ -52,6 +52,10 @@ CONTRADICTION = "contradiction"
 """The name of the evidence that a seat's own tests contradict the task, as a reader of the task's text finds: always failed."""
 
 
+HIDDEN, HIDDEN_CASE = "hidden", "hidden:"
+"""What checks of hidden tests, and the names of their cases, begin with."""
+
+
 class EvidenceLevel(StrEnum):
     """How well a candidate is supported; docs/evidence.md has an example of each. The first is the best."""
 
