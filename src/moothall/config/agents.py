@@ -238,7 +238,7 @@ class LimitSettings(Section):
 
 
 class EvidenceSettings(Section):
-    """Agents that look for evidence beside the seats. They need a model with native tools and a window from 16,000 tokens."""
+    """Evidence beside the tests of the repository. The agents need a model with native tools and a window from 16,000 tokens."""
 
     test_writer: bool = Field(
         default=True,
@@ -250,6 +250,12 @@ class EvidenceSettings(Section):
     )
     review_tools: bool = Field(
         default=True, description="reviewers get a workspace with the answer and a shell; off: they see its diff alone"
+    )
+    held_out: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="where at least four cases fail on the base: this share of them runs on every answer and is hidden from seats, by whole test files",
     )
 
 

@@ -55,6 +55,8 @@ CONTRADICTION = "contradiction"
 
 TEST_WRITER, TIE_BREAKER = "test-writer", "tie-breaker"
 """The names of the agents that write tests and propose nothing, as authors of these and in call ids."""
+HIDDEN, HIDDEN_CASE = "hidden", "hidden:"
+"""What checks of hidden tests, and the names of their cases, begin with."""
 
 
 class EvidenceLevel(StrEnum):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from moothall.council.facts import Facts
 from moothall.council.judging.runs import FreshRuns
+from moothall.council.judging.test_files import is_run_alone
 from moothall.council.prompting.text import clip
 from moothall.domain.evidence import OWN_TESTS, RED, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
@@ -28,17 +29,7 @@ RUNS = 3
 """Runs of a test before it counts."""
 LONG_MS = 60_000
 """A run that takes longer is not repeated."""
-_RUN_ALONE = re.compile(
-    r"(?:^|/)test_[^/]*\.py$|_test\.(?:py|go)$|(?:^|/)tests?\.py$|\.(?:test|spec)\.[cm]?[jt]sx?$"
-    r"|(?:^|/)(?:test|test-[^/]*|[^/]*[-_]test)\.[cm]?[jt]s$|(?:^|/)(?:tests?|__tests__|spec)/(?:.*/)?[^/]+\.(?:rs|[cm]?[jt]sx?)$"
-)
-"""Test files that a runner can be given by name."""
 _INLINE = re.compile(r"#\[(?:\w+::)*(?:test|test_case|rstest)\b|\bquickcheck!")
-
-
-def is_run_alone(path: str) -> bool:
-    """Whether a path is a test file that a runner can be given by name."""
-    return bool(_RUN_ALONE.search(path))
 
 
 def brings_inline_tests(part: FileDiff, base: str) -> bool:
@@ -87,7 +78,7 @@ class AuthorTests:
         for check in profile.checks:
             folder = profile.folders.get(check, "")
             start = f"{folder}/" if folder else ""
-            some = tuple(path for path in author.own_tests if _RUN_ALONE.search(path) and path.startswith(start))
+            some = tuple(path for path in author.own_tests if is_run_alone(path) and path.startswith(start))
             inline = any(path.startswith(start) and path not in author.own_tests for path in inside)
             if (some or inline) and (check == "tests" or check.startswith("tests-")):
                 found[check] = () if inline else some

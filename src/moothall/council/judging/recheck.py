@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 
 from moothall.council.facts import Facts
 from moothall.council.judging.author_tests import AuthorTests
+from moothall.council.judging.hidden import is_hidden, with_hidden_checks, without_hidden
 from moothall.council.judging.runs import CheckRuns, FreshRuns
 from moothall.council.prompting.excerpt import looks_like_test
 from moothall.council.prompting.text import clip
 from moothall.domain.codec import dump
-from moothall.domain.evidence import RED, SECRETS, CheckRun, Evidence, Verdict
+from moothall.domain.evidence import HIDDEN_CASE, RED, SECRETS, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal
 from moothall.domain.repository import Prepared
@@ -49,23 +50,29 @@ class Judged:
         return Candidate(self.proposal, self.assessment, self.cross)
 
     @property
+    def seen(self) -> Assessment:
+        """What seats and reviewers may know of it: nothing of hidden tests."""
+        return without_hidden(self.assessment)
+
+    @property
     def passes(self) -> bool:
         """Whether every gate is passed."""
         return passes_gates(self.candidate)
 
     @property
     def solves(self) -> bool:
-        """Whether it passes the gates and leaves no failure behind that concerns the task: there is nothing to repair."""
-        return self.passes and not self.assessment.unsolved
+        """Whether it leaves nothing to repair that its author may know of: it passes the gates, and no failure concerns the task."""
+        return passes_gates(replace(self.candidate, assessment=self.seen)) and not self.seen.unsolved
 
 
 class Bench:
     """Judges the candidates of one deliberation; the same diff is run once. `clean` takes secrets out of a text."""
 
     def __init__(self, runs: FreshRuns, facts: Facts, clean: Callable[[str], str] = scrub) -> None:
-        self._runs = runs
+        prepared, hidden = with_hidden_checks(runs.prepared)
+        runs = self._runs = replace(runs, prepared=prepared, hidden=hidden)
         self._clean = clean
-        self._prepared = runs.prepared
+        self._prepared = prepared
         self._facts = facts
         self._tests = AuthorTests(runs, facts)
         self._turns: dict[str, asyncio.Lock] = {}
@@ -90,6 +97,7 @@ class Bench:
         return judged
 
     async def _assess(self, proposal: Proposal, key: str) -> Assessment:
+        await self._run_hidden_on_base()
         self._altered[proposal.diff] = altered_examples(self._runs.exact(proposal.diff), await self._before(proposal.diff))
         every = dict.fromkeys(self._prepared.base.profile.checks, ())
         ran = (
@@ -123,8 +131,23 @@ class Bench:
         if applies:
             found = await self._read(proposal, found, _data_of_tests(runs) - _data_of_tests(self._prepared.runs))
         broken = {*found.regressions, *(case for item in found.evidence for case in item.red)}
-        self._details[key] = {case: said for run in runs.values() for case, said in run.details.items() if case in broken}
+        self._details[key] = {
+            case: said
+            for check, run in runs.items()
+            for case, said in run.details.items()
+            if case in broken and not is_hidden(check)
+        }
         return found
+
+    async def _run_hidden_on_base(self) -> None:
+        """Run the hidden tests on the untouched base, once."""
+        async with self._base_turn:
+            new = {check: () for check in self._runs.hidden.paths if check not in self._prepared.runs}
+            if not new:
+                return
+            found = (await self._runs.run(new, "base", judged=False)).runs
+            missing = {check: CheckRun(check, Verdict.MISSING) for check in new}
+            self._prepared = replace(self._prepared, runs={**self._prepared.runs, **missing, **found})
 
     async def _repeat_silent(self, runs: Mapping[str, CheckRun], diff: str) -> Mapping[str, CheckRun]:
         """Run checks once more that ran no test at all: that is an error of the run more often than of the patch."""
@@ -187,6 +210,8 @@ class Bench:
         said = {case: text for run in self._prepared.runs.values() for case, text in run.details.items()}
         found = set()
         for case in fixed:
+            if case.startswith(HIDDEN_CASE):
+                continue  # the caller named it
             path = find_test_file(case, tests)
             text = await self._runs.text(path) if path else ""
             if not concerns_change(case, text, said.get(case, ""), code, self._facts.d.description):
@@ -352,7 +377,7 @@ def _worth_it(judged: Sequence[Judged]) -> bool:
 
 def facts_text(judged: Judged, base: Mapping[str, CheckRun]) -> str:
     """Say what the checks of a candidate showed, for its author or a reviewer. Names nobody."""
-    found = judged.assessment
+    found = judged.seen
     lines = [] if found.applies else ["The patch is empty or does not apply on a clean checkout."]
     if found.idle:
         lines.append("The patch changes comments, docstrings or formatting alone.")

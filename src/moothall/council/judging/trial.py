@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from moothall.council.judging.author_tests import LONG_MS, RUNS, AuthorTests, brings_inline_tests, is_run_alone
+from moothall.council.judging.author_tests import LONG_MS, RUNS, AuthorTests, brings_inline_tests
 from moothall.council.judging.recheck import Judged
 from moothall.council.judging.runs import FreshRuns
+from moothall.council.judging.test_files import is_run_alone
 from moothall.domain.evidence import CheckRun, Evidence, JudgedCase, Verdict
 from moothall.domain.proposal import CrossRun, Proposal
 from moothall.domain.repository import Patch
