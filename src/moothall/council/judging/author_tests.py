@@ -17,6 +17,7 @@ from moothall.council.prompting.text import clip
 from moothall.domain.evidence import OWN_TESTS, RED, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import CrossRun, Proposal
+from moothall.domain.repository import Profile
 from moothall.ranking.authors import containers
 from moothall.ranking.gates import name_cases
 from moothall.ranking.relevance import missing_names, names_in
@@ -36,6 +37,23 @@ _INLINE = re.compile(r"#\[(?:\w+::)*(?:test|test_case|rstest)\b|\bquickcheck!")
 def brings_inline_tests(part: FileDiff) -> bool:
     """Whether the change of a Rust file adds a test."""
     return any(_INLINE.search(line) for line in part.added.values())
+
+
+def runnable_paths(profile: Profile, tests: Sequence[str], diff: str) -> dict[str, tuple[str, ...]]:
+    """Return by check those of the test files that its runner can be given by name; () for the whole check.
+
+    The whole check is run for tests inside Rust source files that `diff` changes, which no runner is given by name.
+    """
+    inside = [part.path for part in file_diffs(diff) if part.path.endswith(".rs") and brings_inline_tests(part)]
+    found: dict[str, tuple[str, ...]] = {}
+    for check in profile.checks:
+        folder = profile.folders.get(check, "")
+        start = f"{folder}/" if folder else ""
+        some = tuple(path for path in tests if _RUN_ALONE.search(path) and path.startswith(start))
+        inline = any(path.startswith(start) and path not in tests for path in inside)
+        if (some or inline) and (check == "tests" or check.startswith("tests-")):
+            found[check] = () if inline else some
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +82,8 @@ class AuthorTests:
     _turns: dict[object, asyncio.Lock] = field(default_factory=dict)
 
     def paths(self, author: Proposal) -> dict[str, tuple[str, ...]]:
-        """Return by check the test files of an author that its runner can be given by name; () for the whole check.
-
-        The whole check is run for tests inside Rust source files, which no runner is given by name.
-        """
-        profile = self.runs.prepared.base.profile
-        inside = [part.path for part in file_diffs(author.diff) if part.path.endswith(".rs") and brings_inline_tests(part)]
-        found: dict[str, tuple[str, ...]] = {}
-        for check in profile.checks:
-            folder = profile.folders.get(check, "")
-            start = f"{folder}/" if folder else ""
-            some = tuple(path for path in author.own_tests if _RUN_ALONE.search(path) and path.startswith(start))
-            inline = any(path.startswith(start) and path not in author.own_tests for path in inside)
-            if (some or inline) and (check == "tests" or check.startswith("tests-")):
-                found[check] = () if inline else some
-        return found
+        """Return by check the test files of an author that its runner can be given by name, as `runnable_paths` does."""
+        return runnable_paths(self.runs.prepared.base.profile, author.own_tests, author.diff)
 
     async def validate(self, author: Proposal) -> ValidCases:
         """Return the cases of an author that count."""
