@@ -32,10 +32,37 @@ LONG_MS = 60_000
 _INLINE = re.compile(r"#\[(?:\w+::)*(?:test|test_case|rstest)\b|\bquickcheck!")
 
 
+def adds_inline_tests(part: FileDiff) -> bool:
+    """Whether the change of a Rust file adds a test, as far as its added lines say."""
+    return any(_INLINE.search(line) for line in part.added.values())
+
+
 def brings_inline_tests(part: FileDiff, base: str) -> bool:
     """Whether the change of a Rust file, whose text is `base` before it, adds a test to it or changes one."""
     after = part.apply(base)
-    return any(_INLINE.search(line) for line in part.added.values()) or with_tests_of(after, base) != after
+    return adds_inline_tests(part) or with_tests_of(after, base) != after
+
+
+async def runnable_paths(runs: FreshRuns, tests: Sequence[str], diff: str) -> dict[str, tuple[str, ...]]:
+    """Return by check those of the test files that its runner can be given by name; () for the whole check.
+
+    The whole check is run for tests inside Rust source files that `diff` changes, which no runner is given by name.
+    """
+    profile = runs.prepared.base.profile
+    inside = [
+        part.path
+        for part in file_diffs(diff)
+        if part.path.endswith(".rs") and brings_inline_tests(part, await runs.text(part.path))
+    ]
+    found: dict[str, tuple[str, ...]] = {}
+    for check in profile.checks:
+        folder = profile.folders.get(check, "")
+        start = f"{folder}/" if folder else ""
+        some = tuple(path for path in tests if is_run_alone(path) and path.startswith(start))
+        inline = any(path.startswith(start) and path not in tests for path in inside)
+        if (some or inline) and (check == "tests" or check.startswith("tests-")):
+            found[check] = () if inline else some
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +91,8 @@ class AuthorTests:
     _turns: dict[object, asyncio.Lock] = field(default_factory=dict)
 
     async def paths(self, author: Proposal) -> dict[str, tuple[str, ...]]:
-        """Return by check the test files of an author that its runner can be given by name; () for the whole check.
-
-        The whole check is run for tests inside Rust source files, which no runner is given by name.
-        """
-        profile = self.runs.prepared.base.profile
-        inside = [
-            part.path
-            for part in file_diffs(author.diff)
-            if part.path.endswith(".rs") and brings_inline_tests(part, await self.runs.text(part.path))
-        ]
-        found: dict[str, tuple[str, ...]] = {}
-        for check in profile.checks:
-            folder = profile.folders.get(check, "")
-            start = f"{folder}/" if folder else ""
-            some = tuple(path for path in author.own_tests if is_run_alone(path) and path.startswith(start))
-            inline = any(path.startswith(start) and path not in author.own_tests for path in inside)
-            if (some or inline) and (check == "tests" or check.startswith("tests-")):
-                found[check] = () if inline else some
-        return found
+        """Return by check the test files of an author that its runner can be given by name, as `runnable_paths` does."""
+        return await runnable_paths(self.runs, author.own_tests, author.diff)
 
     async def validate(self, author: Proposal) -> ValidCases:
         """Return the cases of an author that count."""
