@@ -38,7 +38,8 @@ def commands_of(profile: Profile) -> Commands:
 def to_toml(commands: Commands) -> str:
     """Return the text of a file that says this; commands as a line where it splits into the same words."""
     said = {name: value for name, value in commands.model_dump(mode="json").items() if value or name in {"setup", "checks"}}
-    tables = {name: table for name, value in said.items() if isinstance(value, Mapping) and (table := _filled(value))}
+    tables = {name: _filled(value) for name, value in said.items() if isinstance(value, Mapping)}
+    tables = {name: table for name, table in tables.items() if table or name == "checks"}
     lines = [f"{name} = {_value(value)}" for name, value in said.items() if not isinstance(value, Mapping) and value is not None]
     for name, table in tables.items():
         lines += ["", f"[{name}]", *(f"{_key(key)} = {_command(value)}" for key, value in table.items())]
