@@ -119,7 +119,7 @@ def candidates_of(state: DeliberationState) -> tuple[Candidate, ...]:
             cross=tuple(run for (*_, author, made), run in cross if made in {"", tests.get(author)}),
             reviews=tuple(fact.value for key, fact in sorted(state.reviews.items()) if key[:2] in of),
             about_text=asked.is_answer(proposal.diff),
-            missing=tuple(item.message for item in _reports(state) if item.missing and item.candidate == proposal.candidate),
+            missing=_missing(state, proposal.candidate),
         )
         found.append(candidate)
     return tuple(found)
@@ -195,6 +195,13 @@ def _seats_evaluated(state: DeliberationState, candidates: Sequence[Candidate]) 
 def _reports(state: DeliberationState) -> tuple[Report, ...]:
     """Return what agents beside the seats found, in the order of their names and messages."""
     return tuple(sorted(_values(state.reports), key=lambda item: (item.agent, item.message)))
+
+
+def _missing(state: DeliberationState, candidate: str) -> tuple[str, ...]:
+    """Return what is told of the reviews of a candidate that were asked for and are missing, one a reviewer."""
+    given = {reviewer for (name, _, reviewer, _) in state.reviews if name == candidate}
+    reports = {item.agent: item.message for item in _reports(state) if item.missing and item.candidate == candidate}
+    return tuple(message for agent, message in sorted(reports.items()) if agent not in given)
 
 
 def _reason(report: Report) -> str:

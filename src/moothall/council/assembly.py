@@ -194,8 +194,19 @@ class Assembly:
     async def ask(
         self, step: str, messages: Sequence[Message], schema: ReplySchema | None, most: int, **how: Any
     ) -> ChatReply | None:
-        """Ask beside the conversations of the seats; None where there is no answer. `step` is the end of the call id, which begins with who is asked,
-        and its seed where `how` names no other. Raises `BusUnavailable`.
+        """Ask as `ask_or_raise` does; return None if there is no answer. Raises `BusUnavailable`."""
+        try:
+            return await self.ask_or_raise(step, messages, schema, most, **how)
+        except BusUnavailable:
+            raise
+        except MoothallError:
+            return None
+
+    async def ask_or_raise(
+        self, step: str, messages: Sequence[Message], schema: ReplySchema | None, most: int, **how: Any
+    ) -> ChatReply:
+        """Ask beside the conversations of the seats. `step` is the end of the call id, which begins with who is asked, and its seed where
+        `how` names no other. Raises what the model raises.
         """
         setup = self.setup_of(step.partition("/")[0])
         request = ChatRequest(
@@ -205,12 +216,7 @@ class Assembly:
             schema=schema if setup.mode == "json" else None,
             **{"deadline": self.until, "seed": seed_of(self.d.seed, step), **how},
         )
-        try:
-            return await self.model.ask(request)
-        except BusUnavailable:
-            raise
-        except MoothallError:
-            return None
+        return await self.model.ask(request)
 
     @property
     def judged(self) -> tuple[Judged, ...]:

@@ -227,9 +227,11 @@ async def _review_ties(council: Assembly) -> None:
 
 
 def _level_after(given: Sequence[Answer], found: Sequence[Review]) -> list[Answer]:
-    """Return the answers that share the best review; [] if one has it alone."""
+    """Return the answers that share the best review, or all if a review is missing; [] if one has the best alone."""
     scores = {review.candidate: review.score for review in found}
-    means = [fmean([scores.get(one.candidate, 0.5) for one in answer.proposals]) for answer in given]
+    if any(one.candidate not in scores for answer in given for one in answer.proposals):
+        return list(given)
+    means = [fmean([scores[one.candidate] for one in answer.proposals]) for answer in given]
     best = [answer for answer, mean in zip(given, means, strict=True) if round(mean, 3) == round(max(means), 3)]
     return best if len(best) > 1 else []
 

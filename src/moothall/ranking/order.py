@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moothall.domain.evidence import CONTRADICTION, OWN_TESTS, SECRETS, EvidenceLevel, Verdict
 from moothall.domain.ids import digest
@@ -34,7 +34,7 @@ class _Standing:
 
     votes: author → whether all of its tests pass, one vote an author. confirmed_failed: how many of those fail whose tests a
     candidate of another seat passes. cluster: seats that behave the same under all tests. same:
-    seats whose change of the code is the same. opinion: reviews, in thousandths.
+    seats whose change of the code is the same. opinion: reviews, in thousandths; compared: what of it ranks.
     """
 
     candidate: Candidate
@@ -44,6 +44,7 @@ class _Standing:
     cluster: int
     same: int
     opinion: Opinion
+    compared: int
     answer: str
     change: str
 
@@ -93,7 +94,7 @@ CRITERIA: tuple[Criterion, ...] = (
     Criterion("authors whose tests fail", lambda item: -item.cross_failed, lambda value: str(-value)),
     Criterion("tests of other authors that fail", lambda item: -item.tests_failed, lambda value: str(-value)),
     Criterion("seats that behave the same", lambda item: item.cluster),
-    Criterion("reviews", lambda item: item.opinion.mean, lambda value: f"{value / 1000:.3f}", tested=False),
+    Criterion("reviews", lambda item: item.compared, lambda value: f"{value / 1000:.3f}", tested=False),
     Criterion("seats with the same change", lambda item: item.same, tested=False),
 )
 _TESTED = sum(criterion.tested for criterion in CRITERIA)
@@ -159,12 +160,36 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
             cluster=cluster(candidate, failed, answer, votes),
             same=0 if candidate.about_text or failed else len(makers[change]),
             opinion=thought[answer],
+            compared=thought[answer].mean,
             answer=answer,
             change=change,
         )
         for candidate, failed, answer, votes, change in zip(candidates, failures, answers, voted, changes, strict=True)
     ]
-    return sorted(found, key=lambda item: item.key)
+    return sorted(_without_missing(found), key=lambda item: item.key)
+
+
+def _without_missing(standings: Sequence[_Standing]) -> list[_Standing]:
+    """Return the standings with what reviews compare. Of answers that tests leave level, if a review of one is missing, only reviewers
+    who judged all of them are compared, and nothing if there are none: a review that is not there has no score.
+    """
+    levels: dict[tuple[int, ...], list[_Standing]] = {}
+    for item in standings:
+        levels.setdefault(item.values[:_TESTED], []).append(item)
+    found: list[_Standing] = []
+    for level in levels.values():
+        text = any(item.candidate.about_text for item in level)
+        if text or not any(item.candidate.missing for item in level):
+            found += level
+            continue
+        shared = frozenset.intersection(*(item.opinion.names for item in level))
+        kept = [
+            replace(item.candidate, reviews=tuple(one for one in item.candidate.reviews if one.reviewer in shared))
+            for item in level
+        ]
+        thought = opinions(kept, [item.answer for item in level], [item.failures for item in level])
+        found += [replace(item, compared=thought[item.answer].mean) for item in level]
+    return found
 
 
 def _equals(standings: Sequence[_Standing]) -> list[_Standing]:
@@ -228,6 +253,10 @@ def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
         yield f"{item.same} seats make the same change of the code."
     if item.opinion.reviewers:
         yield _reviews(item)
+    if missing := item.candidate.missing:
+        total = len(missing) + item.opinion.reviewers
+        are = "is" if len(missing) == 1 else "are"
+        yield f"{len(missing)} of {total} reviews {are} missing: {'; '.join(plain(one, 300) for one in missing)}."
 
 
 def _others_tests(item: _Standing) -> Iterable[str]:

@@ -16,8 +16,8 @@ from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.outcome import Outcome
-from moothall.testing.model import NativeReply, phase_of, seat_of, step_of
-from support.council import ONE, TWO, of
+from moothall.testing.model import Fault, NativeReply, phase_of, seat_of, step_of
+from support.council import ONE, TWO, of, scripted
 from support.repos import SAMPLE
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
@@ -259,3 +259,79 @@ async def test_what_the_tie_breaker_does_not_decide_is_reviewed(native: Any, rep
         events = await house.run(d)
     assert len(of(events, EventType.SEAT_REVIEWED)) == 2
     assert any(said in reason for reason in decided(house, events, d).results[0].reasons)
+
+
+REVIEWS = EvidenceSettings(test_writer=False, tie_breaker=False)
+
+
+def reviewed(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Answer calls of the reviewing phases by `answer`, and the others as two seats whose answers are level."""
+    seats = council_of(one=change(OTHER_RIGHT), two=change(SPECIAL))
+    return lambda body, headers: (answer if phase_of(headers) == "verify" else seats)(body, headers)
+
+
+def submitted(score: int, **more: str) -> tuple[str, Mapping[str, Any]]:
+    told = {"does_the_task": "It does.", "breaks": "", "serves_tests": "", "met": [], "unmet": [1], "score": score}
+    return ("submit", told | more)
+
+
+async def test_a_reviewer_has_the_answer_in_its_workspace_and_time_to_think(native: Any) -> None:
+    """Its reasoning takes 3,000 tokens, and its review counts."""
+    view = ("view", {"path": "src/price.py"})
+
+    def review(body: Any, headers: Any) -> Any:
+        assert body["max_tokens"] >= 4096
+        if step_of(headers).endswith("01"):
+            return NativeReply((view,), reasoning="word " * 3000)
+        special = "180 if" in str(body["messages"][-1])
+        told = submitted(1, serves_tests="180 is written into the code") if special else submitted(9)
+        return NativeReply((told,), reasoning="word " * 3000)
+
+    async with native(reviewed(review), files=FILES, evidence=REVIEWS) as house:
+        d = house.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
+        events = await house.run(d)
+    outcome = decided(house, events, d)
+    assert outcome.winner_id == ONE
+    scores = {data["candidate"]: data["review"]["score"] for data in of(events, EventType.SEAT_REVIEWED)}
+    assert scores == {ONE: 0.9, TWO: 0.1}
+    comments = "\n".join(data["review"]["comment"] for data in of(events, EventType.SEAT_REVIEWED))
+    assert "Serves the tests: 180 is written into the code" in comments
+    assert not any("missing" in reason for result in outcome.results for reason in result.reasons)
+
+
+async def test_a_reviewer_that_never_answers_is_said_and_nothing_stands_in_its_place(native: Any) -> None:
+    """The other answer's review is bad; the one without a review does not win by it."""
+
+    def review(_body: Any, headers: Any) -> Any:
+        if seat_of(headers) == TWO:
+            return Fault("status", status=500)
+        return NativeReply((submitted(2),))
+
+    async with native(reviewed(review), files=FILES, evidence=REVIEWS) as house:
+        d = house.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
+        events = await house.run(d)
+        asked = [call.call_id for call in house.server.requests if f"/{TWO}/verify/" in call.call_id]
+    outcome = decided(house, events, d)
+    assert {call_id.rpartition("/")[2] for call_id in asked} >= {"1.101", "1.1.2"}, "it is asked twice"
+    assert any(report["missing"] and report["candidate"] == ONE for report in reports(events))
+    mine = next(result for result in outcome.results if result.seat == ONE)
+    assert any(
+        reason.startswith("1 of 1 reviews is missing: review of agent-dev-001 by agent-dev-002") for reason in mine.reasons
+    )
+    assert outcome.undecided
+
+
+async def test_a_missing_review_is_told_of_models_without_tools(council: Any) -> None:
+    def answer(_body: Any, headers: Any) -> Any:
+        if phase_of(headers) == "verify":
+            return "no review" if seat_of(headers) == ONE else REVIEW
+        text = SPECIAL if seat_of(headers) == ONE else RIGHT
+        return json.dumps(
+            {"thought": "x", "actions": [{"tool": "files.write", "args": {"path": "src/price.py", "content": text}}]}
+        )
+
+    async with council(scripted(answer), files=FILES, evidence=ALL) as house:
+        d = house.deliberation("tests_then_verify", 2, description=TASK, rounds=0, max_turns=1)
+        events = await house.run(d)
+    theirs = next(result for result in decided(house, events, d).results if result.seat == TWO)
+    assert any("1 of 1 reviews is missing" in reason and "no review" in reason for reason in theirs.reasons)

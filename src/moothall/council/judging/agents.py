@@ -15,6 +15,7 @@ from moothall.council.seat_setup import SeatSetup, grant_of
 from moothall.council.seat_tools import BASH, WRITE, SeatTools
 from moothall.council.tool_chat import ToolChat
 from moothall.council.tool_loop import Examine, ToolLoop
+from moothall.domain.budget import Usage
 from moothall.domain.chat import Message
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
@@ -149,5 +150,6 @@ async def report(
     **more: str | bool,
 ) -> None:
     """Publish what an agent found, once for each `ordinal`."""
-    said = Report(agent, message, cases=tuple(cases), usage=council.model.usage_of(agent))
+    spent = Usage() if agent in council.d.seats else council.model.usage_of(agent)  # a seat's own work is told as its own
+    said = Report(agent, message, cases=tuple(cases), usage=spent)
     await council.facts.say(EventType.EVIDENCE_REPORTED, ordinal or agent, report=dump(replace(said, **more)))  # type: ignore[arg-type]
