@@ -60,6 +60,7 @@ _RUST_WRONG = (
 )
 _RUST_INSIDE = "\n#[cfg(test)]\nmod tests {\n    use super::discount;\n\n    #[test]\n    fn nothing() {\n        assert_eq!(discount(10, 0), 10);\n    }\n"
 _RUST_INSIDE_CASE = "\n    #[test]\n    fn percents() {\n        assert_eq!(discount(200, 10), 180);\n    }\n"
+_RUST_MODULE = "\n#[cfg(test)]\nmod tests;\n"
 _RUST_MACRO = (
     "\n#[cfg(test)]\nmod tests {\n    use super::discount;\n\n    macro_rules! case {\n        ($name:ident, $price:expr, $percent:expr, $left:expr) => {\n"
     "            #[test]\n            fn $name() {\n                assert_eq!(discount($price, $percent), $left);\n            }\n        };\n    }\n\n"
@@ -143,6 +144,18 @@ POOLS = {
         {"src/lib.rs": _RUST_RIGHT + _RUST_MACRO + "    case!(percents, 200, 10, 180);\n}\n"},
         tuple({"src/lib.rs": text + _RUST_MACRO + "}\n"} for text in _RUST_WRONG),
         {},
+    ),
+    "cargo, module of tests": Pool(
+        "cargo",
+        {
+            "Cargo.toml": _CARGO,
+            "src/lib.rs": _RUST + _RUST_MODULE,
+            "src/tests/mod.rs": "mod price;\n",
+            "src/tests/price.rs": _RUST_OLD.replace("shop::", "crate::"),
+        },
+        {"src/lib.rs": _RUST_RIGHT + _RUST_MODULE},
+        tuple({"src/lib.rs": text + _RUST_MODULE} for text in _RUST_WRONG),
+        {"src/tests/price.rs": (_RUST_OLD + _RUST_CASE).replace("shop::", "crate::")},
     ),
     "node:test, existing file": Pool(
         "node",

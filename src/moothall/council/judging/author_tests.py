@@ -34,6 +34,11 @@ _RUN_ALONE = re.compile(
 _INLINE = re.compile(r"#\[(?:\w+::)*(?:test|test_case|rstest)\b|\bquickcheck!")
 
 
+def _in_crate(path: str) -> bool:
+    """Whether a test file is a module of a Rust crate, such as `src/tests.rs`, and no test target of its own."""
+    return path.endswith(".rs") and "src" in path.split("/")[:-1]
+
+
 def brings_inline_tests(part: FileDiff, base: str) -> bool:
     """Whether the change of a Rust file, whose text is `base` before it, adds a test to it or changes one."""
     after = part.apply(base)
@@ -71,17 +76,22 @@ class AuthorTests:
         The whole check is run for tests inside Rust source files, which no runner is given by name.
         """
         profile = self.runs.prepared.base.profile
-        inside = [
+        inside = [path for path in author.own_tests if _in_crate(path)]
+        inside += [
             part.path
             for part in file_diffs(author.diff)
-            if part.path.endswith(".rs") and brings_inline_tests(part, await self.runs.text(part.path))
+            if part.path.endswith(".rs")
+            and part.path not in author.own_tests
+            and brings_inline_tests(part, await self.runs.text(part.path))
         ]
         found: dict[str, tuple[str, ...]] = {}
         for check in profile.checks:
             folder = profile.folders.get(check, "")
             start = f"{folder}/" if folder else ""
-            some = tuple(path for path in author.own_tests if _RUN_ALONE.search(path) and path.startswith(start))
-            inline = any(path.startswith(start) and path not in author.own_tests for path in inside)
+            some = tuple(
+                path for path in author.own_tests if _RUN_ALONE.search(path) and path.startswith(start) and path not in inside
+            )
+            inline = any(path.startswith(start) for path in inside)
             if (some or inline) and (check == "tests" or check.startswith("tests-")):
                 found[check] = () if inline else some
         return found
