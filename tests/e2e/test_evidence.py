@@ -198,6 +198,18 @@ async def test_a_second_right_patch_is_reproduced_by_the_first_one_s_test(tmp_pa
     assert found["agent-dev-003"].rank == 3
 
 
+@pytest.mark.parametrize("seat", [1, 2])
+async def test_of_two_answers_that_are_level_the_reproduced_one_wins(tmp_path: Path, seat: int) -> None:
+    """Which of them has the smaller hash changes nothing."""
+    pool = POOLS["pytest, existing file"]
+    texts = [RIGHT_PYTHON, PYTHON.replace("return price", "return price * (100 - percent) // 100")]
+    author, other = (texts, texts[::-1])[seat - 1]
+    async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
+        first, second, _ = await place.rank({"shop/price.py": author, **pool.test}, {"shop/price.py": other}, pool.wrong[0])
+    assert (first.seat, first.level, first.undecided) == ("agent-dev-002", EvidenceLevel.REPRODUCED, False), first.reasons
+    assert second.level is EvidenceLevel.SELF_TESTED
+
+
 @pytest.mark.parametrize(
     ("test", "why"),
     [
