@@ -61,6 +61,7 @@ _RUST_WRONG = (
 )
 _RUST_INSIDE = "\n#[cfg(test)]\nmod tests {\n    use super::discount;\n\n    #[test]\n    fn nothing() {\n        assert_eq!(discount(10, 0), 10);\n    }\n"
 _RUST_INSIDE_CASE = "\n    #[test]\n    fn percents() {\n        assert_eq!(discount(200, 10), 180);\n    }\n"
+_RUST_MODULE = "\n#[cfg(test)]\nmod tests;\n"
 _RUST_MACRO = (
     "\n#[cfg(test)]\nmod tests {\n    use super::discount;\n\n    macro_rules! case {\n        ($name:ident, $price:expr, $percent:expr, $left:expr) => {\n"
     "            #[test]\n            fn $name() {\n                assert_eq!(discount($price, $percent), $left);\n            }\n        };\n    }\n\n"
@@ -145,6 +146,18 @@ POOLS = {
         tuple({"src/lib.rs": text + _RUST_MACRO + "}\n"} for text in _RUST_WRONG),
         {},
     ),
+    "cargo, module of tests": Pool(
+        "cargo",
+        {
+            "Cargo.toml": _CARGO,
+            "src/lib.rs": _RUST + _RUST_MODULE,
+            "src/tests/mod.rs": "mod price;\n",
+            "src/tests/price.rs": _RUST_OLD.replace("shop::", "crate::"),
+        },
+        {"src/lib.rs": _RUST_RIGHT + _RUST_MODULE},
+        tuple({"src/lib.rs": text + _RUST_MODULE} for text in _RUST_WRONG),
+        {"src/tests/price.rs": (_RUST_OLD + _RUST_CASE).replace("shop::", "crate::")},
+    ),
     "node:test, existing file": Pool(
         "node",
         {"package.json": _PACKAGE, "shop.js": _NODE, "test/shop.test.js": _NODE_OLD},
@@ -220,6 +233,18 @@ async def test_a_second_right_patch_is_reproduced_by_the_first_one_s_test(tmp_pa
     levels = [found[f"agent-dev-00{number}"].level for number in (1, 2, 3)]
     assert levels == [EvidenceLevel.SELF_TESTED, EvidenceLevel.REPRODUCED, EvidenceLevel.UNPROVEN]
     assert found["agent-dev-003"].rank == 3
+
+
+@pytest.mark.parametrize("seat", [1, 2])
+async def test_of_two_answers_that_are_level_the_reproduced_one_wins(tmp_path: Path, seat: int) -> None:
+    """Which of them has the smaller hash changes nothing."""
+    pool = POOLS["pytest, existing file"]
+    texts = [RIGHT_PYTHON, PYTHON.replace("return price", "return price * (100 - percent) // 100")]
+    author, other = (texts, texts[::-1])[seat - 1]
+    async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
+        first, second, _ = await place.rank({"shop/price.py": author, **pool.test}, {"shop/price.py": other}, pool.wrong[0])
+    assert (first.seat, first.level, first.undecided) == ("agent-dev-002", EvidenceLevel.REPRODUCED, False), first.reasons
+    assert second.level is EvidenceLevel.SELF_TESTED
 
 
 @pytest.mark.parametrize(

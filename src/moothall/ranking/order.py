@@ -96,6 +96,13 @@ CRITERIA: tuple[Criterion, ...] = (
     Criterion("seats that behave the same", lambda item: item.cluster),
     Criterion("reviews", lambda item: item.compared, lambda value: f"{value / 1000:.3f}", tested=False),
     Criterion("seats with the same change", lambda item: item.same, tested=False),
+    # Of two that are level, the one with the better evidence: which level is claimed must not depend on a hash.
+    Criterion(
+        "passes a test of another seat",
+        lambda item: int(item.candidate.level.independent),
+        lambda value: "yes" if value else "no",
+        tested=False,
+    ),
 )
 _TESTED = sum(criterion.tested for criterion in CRITERIA)
 

@@ -291,6 +291,17 @@ def test_the_same_answer_has_the_same_reviews() -> None:
     assert order(reviewed, twin, other)[0] == SEATS[2]
 
 
+def test_of_two_that_are_level_the_one_with_a_test_of_another_seat_is_first() -> None:
+    """Its level is the higher one, so that no hash decides what is claimed."""
+    own = (*GREEN, Evidence(OWN_TESTS, Verdict.PASSED, passed=1))
+    for text, other in (("a", "b"), ("b", "a")):
+        author = candidate(1, text, evidence=own)
+        reproduced = candidate(2, other, cross=(CrossRun(SEATS[0], passed=True),))
+        first, second = rank([author, reproduced])
+        assert (first.seat, first.undecided) == (SEATS[1], False)
+        assert "Below agent-dev-002: passes a test of another seat: no against yes." in second.reasons, second.reasons
+
+
 def test_an_answer_that_changes_a_test_which_it_breaks_is_told_which_version_counts() -> None:
     """The task may ask for what the test forbids: a person sees why such an answer is refused."""
     proposal = Proposal(SEATS[0], "dev", "done", diff("a"), own_tests=("t.py",))

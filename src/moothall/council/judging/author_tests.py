@@ -32,6 +32,11 @@ LONG_MS = 60_000
 _INLINE = re.compile(r"#\[(?:\w+::)*(?:test|test_case|rstest)\b|\bquickcheck!")
 
 
+def _in_crate(path: str) -> bool:
+    """Whether a test file is a module of a Rust crate, such as `src/tests.rs`, and no test target of its own."""
+    return path.endswith(".rs") and "src" in path.split("/")[:-1]
+
+
 def adds_inline_tests(part: FileDiff) -> bool:
     """Whether the change of a Rust file adds a test, as far as its added lines say."""
     return any(_INLINE.search(line) for line in part.added.values())
@@ -49,17 +54,18 @@ async def runnable_paths(runs: FreshRuns, tests: Sequence[str], diff: str) -> di
     The whole check is run for tests inside Rust source files that `diff` changes, which no runner is given by name.
     """
     profile = runs.prepared.base.profile
-    inside = [
+    inside = [path for path in tests if _in_crate(path)]
+    inside += [
         part.path
         for part in file_diffs(diff)
-        if part.path.endswith(".rs") and brings_inline_tests(part, await runs.text(part.path))
+        if part.path.endswith(".rs") and part.path not in tests and brings_inline_tests(part, await runs.text(part.path))
     ]
     found: dict[str, tuple[str, ...]] = {}
     for check in profile.checks:
         folder = profile.folders.get(check, "")
         start = f"{folder}/" if folder else ""
-        some = tuple(path for path in tests if is_run_alone(path) and path.startswith(start))
-        inline = any(path.startswith(start) and path not in tests for path in inside)
+        some = tuple(path for path in tests if is_run_alone(path) and path.startswith(start) and path not in inside)
+        inline = any(path.startswith(start) for path in inside)
         if (some or inline) and (check == "tests" or check.startswith("tests-")):
             found[check] = () if inline else some
     return found
