@@ -111,7 +111,7 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(tmp_path: 
     command = Command(tmp_path / "data", extra=QUICK)
     async with scripted_model(_writes(project, project.right)) as right, scripted_model(_writes(project, project.wrong)) as wrong:
         args = (
-            *("evaluate", str(repo.path), "--folder", str(folder), "--agents", "2", "--protocol", "vote", "--json"),
+            *("evaluate", str(repo.path), "--folder", str(folder), "--agents", "1", "--protocol", "single", "--json"),
             *("--config", _settings(tmp_path / "right.toml", right), "--config", _settings(tmp_path / "wrong.toml", wrong)),
         )
         process = await command.start(*args)
@@ -130,7 +130,12 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(tmp_path: 
         assert done.code == 0, done.err
         assert len(right.requests) == asked
         assert results.read_text(encoding="utf-8").startswith(first)
-        again = await command(*args, "--report", seconds=100)
+        again = await command(*args, "--report")
+        harbor = tmp_path / "harbor"
+        written = await command(
+            "evaluate", str(repo.path), "--folder", str(folder), "--mine", "--to-harbor", str(harbor), "--json"
+        )
+        read = await command("evaluate", "--from-harbor", str(harbor), "--folder", str(tmp_path / "b"), "--mine", "--json")
     report = done.document
     assert again.document == report
     (task,) = report["tasks"]
@@ -143,6 +148,9 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(tmp_path: 
     assert (wrong_row["level"], wrong_row["failing"]) == ("unproven", [project.hidden])
     rows = [json.loads(line) for line in (folder / "commits.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["why"] for row in rows] == ["it changes no source", "it changes no tests", "", "it has no parent"]
+    assert written.code == read.code == 0, (written.err, read.err)
+    (given,), (taken,) = written.document["tasks"], read.document["tasks"]
+    assert taken | {"repository": given["repository"]} == given
     sealed = folder / "sealed" / f"{task['id']}.git"
     assert _knows(sealed, task["parent"])
     assert not _knows(sealed, task["commit"])

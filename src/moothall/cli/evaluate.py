@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # imported by the command that runs
     from moothall.evaluate.running import Configuration
     from moothall.evaluate.tasks import Lines, Task
 
-_TASKS, _COMMITS = 10, 200
+_TASKS, _COMMITS, _WIDEST = 10, 200, 1000
 _COUNT = click.IntRange(1, 100_000)
 _COUNT_TOKENS = click.IntRange(1, 2**53 - 1)
 
@@ -133,6 +133,7 @@ async def evaluate(
 
     Exit codes: 0 measured, 1 no commit became a task, 2 wrong use or a broken part.
     """
+    from moothall.domain.codec import dump
     from moothall.domain.protocol import PROTOCOLS
     from moothall.evaluate.running import RESULTS, Options, check_configurations, read_configurations
     from moothall.evaluate.tasks import Lines, read_tasks
@@ -140,8 +141,9 @@ async def evaluate(
 
     if only_report and (only_mine or to_harbor or from_harbor):
         raise InvalidRequest("--report reads what is there: leave --mine, --to-harbor and --from-harbor out")
-    if protocol and protocol not in PROTOCOLS:
-        raise InvalidRequest(f"there is no protocol {protocol[:40]!r}; there are {', '.join(PROTOCOLS)}")
+    known = [name for name, kind in PROTOCOLS.items() if not kind.answers]
+    if protocol and protocol not in known:
+        raise InvalidRequest(f"there is no protocol {protocol[:40]!r} that changes files; there are {', '.join(known)}")
     out = sys.stdout
     place = await _place(settings, folder, repo, from_harbor)
     options = Options(agents or 0, protocol, limit or 0, budget or 0, seed, model)
@@ -155,11 +157,11 @@ async def evaluate(
             _say_dropped(place)
             return EXIT_NONE
     chosen = read_tasks(place)
+    if only_report and not results.rows:
+        raise InvalidRequest(f"nothing is measured in {place}; run the command without --report first")
     if not only_mine:
         _report(out, place, chosen, results, as_json=as_json)
     elif as_json:
-        from moothall.domain.codec import dump
-
         print_json({"folder": str(place), "tasks": [dump(task) for task in chosen]}, out)
     else:
         say(f"{len(chosen)} tasks in {place}")
@@ -279,7 +281,7 @@ def _report(out: TextIO, place: Path, tasks: Sequence[Task], results: Lines, *, 
     if as_json:
         print_json(found, out)
         return
-    console = Console(file=out, highlight=False)
+    console = Console(file=out, highlight=False, width=None if out.isatty() else _WIDEST)
     for title, heads, rows in tables(found):
         table = Table(*heads, title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
         for row in rows:

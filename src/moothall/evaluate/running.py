@@ -33,6 +33,7 @@ from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.ownfile import commands_of
 from moothall.repositories.profile import Commands
 from moothall.repositories.trusted import TrustedRepositories
+from moothall.toolkits.web.family import WebFamily
 from moothall.wiring.house import House, open_house
 from moothall.wiring.trusted import open_hands
 
@@ -248,8 +249,9 @@ def describe(row: Result) -> str:
 
 
 def own_settings(settings: Settings, folder: Path) -> Settings:
-    """Return settings with the data directory of an evaluation."""
-    return settings.model_copy(update={"data_dir": folder / DATA})
+    """Return settings with the data directory of an evaluation, and without a way to the network for the tools of seats."""
+    shut = WebFamily().own(settings).model_copy(update={"allow": (), "only_allowed": True})
+    return settings.model_copy(update={"data_dir": folder / DATA, WebFamily.section: shut})
 
 
 @asynccontextmanager
@@ -278,6 +280,8 @@ def read_configurations(
         try:
             settings = load_file(Path(file))
         except ConfigurationError as error:
-            raise ConfigurationError(f"--config {name}: {error.message}") from error
+            raise ConfigurationError(
+                f"--config {name}: {error.message}. Name a file of settings, as `moothall config` prints them"
+            ) from error
         found[name] = Configuration(name, own_settings(settings, folder), options)
     return list(found.values())
