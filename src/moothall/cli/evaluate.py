@@ -54,6 +54,7 @@ class Wanted:
     epilog=example(
         "moothall evaluate --tasks 10",
         "moothall evaluate ../other --config small=small.toml --config large=large.toml --agents 3",
+        "moothall evaluate --config one=,agents=1,protocol=single --config three=,agents=3",
     )
 )
 @click.argument("repo", default="", shell_complete=complete.repositories)
@@ -70,8 +71,9 @@ class Wanted:
     "--config",
     "configs",
     multiple=True,
-    metavar="NAME=FILE",
-    help="Settings to measure, a TOML file under a name; repeatable. The current settings by default.",
+    metavar="NAME=FILE[,KEY=VALUE]",
+    help="Settings to measure, a TOML file under a name, perhaps with agents, protocol, model, limit or budget of its own; repeatable. "
+    "Without FILE, and by default, the current settings.",
 )
 @click.option("--agents", type=SettingRange(1, "limits.agents"), help="Seats of each council; the settings' by default.")
 @click.option("--protocol", default="", shell_complete=complete.protocols, help="The protocol of each deliberation.")
@@ -134,16 +136,12 @@ async def evaluate(
     Exit codes: 0 measured, 1 no commit became a task, 2 wrong use or a broken part.
     """
     from moothall.domain.codec import dump
-    from moothall.domain.protocol import PROTOCOLS
     from moothall.evaluate.running import RESULTS, Options, check_configurations, read_configurations
     from moothall.evaluate.tasks import Lines, read_tasks
     from moothall.settings import load_settings
 
     if only_report and (only_mine or to_harbor or from_harbor):
         raise InvalidRequest("--report reads what is there: leave --mine, --to-harbor and --from-harbor out")
-    known = [name for name, kind in PROTOCOLS.items() if not kind.answers]
-    if protocol and protocol not in known:
-        raise InvalidRequest(f"there is no protocol {protocol[:40]!r} that changes files; there are {', '.join(known)}")
     out = sys.stdout
     place = await _place(settings, folder, repo, from_harbor)
     options = Options(agents or 0, protocol, limit or 0, budget or 0, seed, model)
@@ -234,12 +232,18 @@ async def _work(
 
 async def _check(configurations: Sequence[Configuration], tell: Callable[[str], None]) -> None:
     """Refuse before anything is mined what no deliberation could begin with."""
+    from moothall.domain.protocol import PROTOCOLS
     from moothall.domain.task import DeliberationRequest
     from moothall.model.reaching import reach_all
     from moothall.wiring.early import check_request
 
+    known = [name for name, kind in PROTOCOLS.items() if not kind.answers]
     for one in configurations:
         asked = one.options
+        if asked.protocol and asked.protocol not in known:
+            raise InvalidRequest(
+                f"configuration {one.name}: there is no protocol {asked.protocol[:40]!r} that changes files; there are {', '.join(known)}"
+            )
         check_request(
             one.settings,
             DeliberationRequest(
