@@ -152,9 +152,11 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(tmp_path: 
     (given,), (taken,) = written.document["tasks"], read.document["tasks"]
     assert taken | {"repository": given["repository"]} == given
     sealed = folder / "sealed" / f"{task['id']}.git"
-    assert _knows(sealed, task["parent"])
-    assert not _knows(sealed, task["commit"])
-    assert not _knows(sealed, repo.head)
+    (clone,) = (folder / "data" / "repos").glob(f"{task['id']}*.git")
+    for repository in (sealed, clone):
+        assert _knows(repository, task["parent"])
+        assert not _knows(repository, task["commit"])
+        assert not _knows(repository, repo.head)
     trajectory = json.loads((folder / "trajectories" / "right" / task["id"] / "agent-dev-001.json").read_text(encoding="utf-8"))
     assert trajectory["steps"][1]["tool_calls"][0]["function_name"] == "files.write"
     assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")

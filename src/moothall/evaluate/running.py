@@ -140,7 +140,9 @@ class Runner:
         repository = await self.seal(task)
         key = {"task": task.id, "config": configuration.name, "digest": configuration.digest}
         while True:
-            deliberation = f"eval-{digest(task.id, task.commit, configuration.name, configuration.digest, str(number))[:16]}"
+            deliberation = (
+                f"eval-{digest(task.id, task.commit, task.text, configuration.name, configuration.digest, str(number))[:16]}"
+            )
             began = datetime.now(UTC)
             request = configuration.request(task, deliberation, repository)
             deadline = (await house.desk.submit(request, LOCAL)).deadline
