@@ -116,7 +116,7 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(tmp_path: 
         )
         process = await command.start(*args)
         results = folder / "results.jsonl"
-        async with asyncio.timeout(400):
+        async with asyncio.timeout(900):
             while not (results.exists() and results.read_bytes().count(b"\n")) and process.returncode is None:
                 await asyncio.sleep(0.05)
         assert process.returncode is None, (await process.communicate())[1].decode()
@@ -126,7 +126,7 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(tmp_path: 
         first = results.read_text(encoding="utf-8")
         with results.open("a", encoding="utf-8") as file:
             file.write('{"task": "torn')  # a write that the kill cut off
-        done = await command(*args, seconds=400)
+        done = await command(*args, seconds=900)
         assert done.code == 0, done.err
         assert len(right.requests) == asked
         assert results.read_text(encoding="utf-8").startswith(first)

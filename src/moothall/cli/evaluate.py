@@ -165,7 +165,7 @@ async def evaluate(
     if not only_mine:
         _report(out, place, chosen, results, as_json=as_json)
     elif as_json:
-        print_json({"folder": str(place), "tasks": [dump(task) for task in chosen]}, out)
+        print_json({"version": 1, "folder": str(place), "tasks": [dump(task) for task in chosen]}, out)
     else:
         say(f"{len(chosen)} tasks in {place}")
     return 0

@@ -139,6 +139,7 @@ class Runner:
         number = sum(1 for row in self.results.of(task=task.id, config=configuration.name) if row.get("broken"))
         repository = await self.seal(task)
         key = {"task": task.id, "config": configuration.name, "digest": configuration.digest}
+        self.tell(f"{configuration.name} {task.id}: the council begins")
         while True:
             deliberation = (
                 f"eval-{digest(task.id, task.commit, task.text, configuration.name, configuration.digest, str(number))[:16]}"
