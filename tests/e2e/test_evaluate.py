@@ -111,12 +111,12 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(tmp_path: 
     command = Command(tmp_path / "data", extra=QUICK)
     async with scripted_model(_writes(project, project.right)) as right, scripted_model(_writes(project, project.wrong)) as wrong:
         args = (
-            *("evaluate", str(repo.path), "--folder", str(folder), "--agents", "2", "--protocol", "vote", "--json"),
+            *("evaluate", str(repo.path), "--folder", str(folder), "--agents", "1", "--protocol", "single", "--json"),
             *("--config", _settings(tmp_path / "right.toml", right), "--config", _settings(tmp_path / "wrong.toml", wrong)),
         )
         process = await command.start(*args)
         results = folder / "results.jsonl"
-        async with asyncio.timeout(400):
+        async with asyncio.timeout(900):
             while not (results.exists() and results.read_bytes().count(b"\n")) and process.returncode is None:
                 await asyncio.sleep(0.05)
         assert process.returncode is None, (await process.communicate())[1].decode()
@@ -126,11 +126,16 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(tmp_path: 
         first = results.read_text(encoding="utf-8")
         with results.open("a", encoding="utf-8") as file:
             file.write('{"task": "torn')  # a write that the kill cut off
-        done = await command(*args, seconds=400)
+        done = await command(*args, seconds=900)
         assert done.code == 0, done.err
         assert len(right.requests) == asked
         assert results.read_text(encoding="utf-8").startswith(first)
-        again = await command(*args, "--report", seconds=100)
+        again = await command(*args, "--report")
+        harbor = tmp_path / "harbor"
+        written = await command(
+            "evaluate", str(repo.path), "--folder", str(folder), "--mine", "--to-harbor", str(harbor), "--json"
+        )
+        read = await command("evaluate", "--from-harbor", str(harbor), "--folder", str(tmp_path / "b"), "--mine", "--json")
     report = done.document
     assert again.document == report
     (task,) = report["tasks"]
@@ -143,10 +148,15 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(tmp_path: 
     assert (wrong_row["level"], wrong_row["failing"]) == ("unproven", [project.hidden])
     rows = [json.loads(line) for line in (folder / "commits.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["why"] for row in rows] == ["it changes no source", "it changes no tests", "", "it has no parent"]
+    assert written.code == read.code == 0, (written.err, read.err)
+    (given,), (taken,) = written.document["tasks"], read.document["tasks"]
+    assert taken | {"repository": given["repository"]} == given
     sealed = folder / "sealed" / f"{task['id']}.git"
-    assert _knows(sealed, task["parent"])
-    assert not _knows(sealed, task["commit"])
-    assert not _knows(sealed, repo.head)
+    (clone,) = (folder / "data" / "repos").glob(f"{task['id']}*.git")
+    for repository in (sealed, clone):
+        assert _knows(repository, task["parent"])
+        assert not _knows(repository, task["commit"])
+        assert not _knows(repository, repo.head)
     trajectory = json.loads((folder / "trajectories" / "right" / task["id"] / "agent-dev-001.json").read_text(encoding="utf-8"))
     assert trajectory["steps"][1]["tool_calls"][0]["function_name"] == "files.write"
     assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -23,13 +23,16 @@ from moothall.cli.plain import plain
 from moothall.cli.ranges import SEED, SettingRange
 from moothall.cli.run import print_json, say, with_settings
 from moothall.config import Settings
-from moothall.errors import InvalidRequest, MoothallError
+from moothall.disk import lock_file
+from moothall.domain.ids import is_id
+from moothall.errors import InvalidRequest, MoothallError, NotFound
 
 if TYPE_CHECKING:  # imported by the command that runs
     from moothall.evaluate.running import Configuration
     from moothall.evaluate.tasks import Lines, Task
+    from moothall.repositories.profile import Commands
 
-_TASKS, _COMMITS = 10, 200
+_TASKS, _COMMITS, _WIDEST = 10, 200, 1000
 _COUNT = click.IntRange(1, 100_000)
 _COUNT_TOKENS = click.IntRange(1, 2**53 - 1)
 
@@ -38,7 +41,7 @@ _COUNT_TOKENS = click.IntRange(1, 2**53 - 1)
 class Wanted:
     """What the command line says of an evaluation."""
 
-    repo: str
+    origin: Origin
     ref: str
     profile: Path | None
     tasks: int
@@ -54,6 +57,7 @@ class Wanted:
     epilog=example(
         "moothall evaluate --tasks 10",
         "moothall evaluate ../other --config small=small.toml --config large=large.toml --agents 3",
+        "moothall evaluate --config one=,agents=1,protocol=single --config three=,agents=3",
     )
 )
 @click.argument("repo", default="", shell_complete=complete.repositories)
@@ -70,8 +74,9 @@ class Wanted:
     "--config",
     "configs",
     multiple=True,
-    metavar="NAME=FILE",
-    help="Settings to measure, a TOML file under a name; repeatable. The current settings by default.",
+    metavar="NAME=FILE[,KEY=VALUE]",
+    help="Settings to measure, a TOML file under a name, perhaps with agents, protocol, model, limit or budget of its own; repeatable. "
+    "Without FILE, and by default, the current settings.",
 )
 @click.option("--agents", type=SettingRange(1, "limits.agents"), help="Seats of each council; the settings' by default.")
 @click.option("--protocol", default="", shell_complete=complete.protocols, help="The protocol of each deliberation.")
@@ -133,55 +138,86 @@ async def evaluate(
 
     Exit codes: 0 measured, 1 no commit became a task, 2 wrong use or a broken part.
     """
-    from moothall.domain.protocol import PROTOCOLS
+    from moothall.domain.codec import dump
     from moothall.evaluate.running import RESULTS, Options, check_configurations, read_configurations
     from moothall.evaluate.tasks import Lines, read_tasks
     from moothall.settings import load_settings
 
     if only_report and (only_mine or to_harbor or from_harbor):
         raise InvalidRequest("--report reads what is there: leave --mine, --to-harbor and --from-harbor out")
-    if protocol and protocol not in PROTOCOLS:
-        raise InvalidRequest(f"there is no protocol {protocol[:40]!r}; there are {', '.join(PROTOCOLS)}")
     out = sys.stdout
-    place = await _place(settings, folder, repo, from_harbor)
+    origin = Origin() if from_harbor or (folder and only_report) else await _origin(settings, repo)
+    place = await _place(settings, folder, origin, from_harbor)
     options = Options(agents or 0, protocol, limit or 0, budget or 0, seed, model)
     configurations = read_configurations(configs, settings, options, place, load_settings)
-    results = Lines(place / RESULTS)
     if not only_report:
-        check_configurations(configurations, results)
-        wanted = Wanted(repo, ref, profile, tasks, commits, paraphrase, parallel, only_mine, to_harbor, from_harbor)
-        chosen = await _work(settings, wanted, configurations, results, place)
-        if not chosen:
-            _say_dropped(place)
-            return EXIT_NONE
+        wanted = Wanted(origin, ref, profile, tasks, commits, paraphrase, parallel, only_mine, to_harbor, from_harbor)
+        with _alone(place):
+            results = Lines(place / RESULTS)
+            check_configurations(configurations, results)
+            if not await _work(settings, wanted, configurations, results, place):
+                _say_dropped(place)
+                return EXIT_NONE
+    results = Lines(place / RESULTS)
     chosen = read_tasks(place)
+    if only_report and not results.rows:
+        raise InvalidRequest(f"nothing is measured in {place}; run the command without --report first")
     if not only_mine:
         _report(out, place, chosen, results, as_json=as_json)
     elif as_json:
-        from moothall.domain.codec import dump
-
-        print_json({"folder": str(place), "tasks": [dump(task) for task in chosen]}, out)
+        print_json({"version": 1, "folder": str(place), "tasks": [dump(task) for task in chosen]}, out)
     else:
         say(f"{len(chosen)} tasks in {place}")
     return 0
 
 
-async def _place(settings: Settings, folder: Path | None, repo: str, harbor: Path | None) -> Path:
-    """Return the folder of an evaluation. Raises `InvalidRequest` if it follows from the repository and there is none."""
-    from moothall.evaluate.miner import repository_name
-    from moothall.wiring.repository import files_here
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a repository comes from, and what the user's registry says of it; all empty for tasks that are not mined."""
 
-    if folder is not None:
-        return await asyncio.to_thread(folder.resolve)
-    if harbor is not None:
-        return settings.data_dir / "evaluations" / repository_name(str(await asyncio.to_thread(harbor.resolve)))
+    where: str = ""
+    commands: Commands | None = None
+    credential: str = ""
+
+
+async def _origin(settings: Settings, repo: str) -> Origin:
+    """Return the repository that was named, or the one round the current folder. Raises `InvalidRequest`."""
+    from moothall.domain.identity import LOCAL
+    from moothall.wiring.repository import files_here
+    from moothall.wiring.trusted import trusted_repositories
+
     there = not repo or await asyncio.to_thread(Path(repo).exists)
     files = await files_here(settings, repo) if there else None
     if there and files is None:
         raise InvalidRequest(
             f"{repo or 'the current folder'} is not a git repository; name one: moothall evaluate PATH, URL or id"
         )
-    return settings.data_dir / "evaluations" / repository_name(str(files or repo))
+    registry = trusted_repositories(settings).registry
+    entry = registry.of_origin(str(files or repo), LOCAL.tenant)
+    if entry is None and is_id(repo):
+        with suppress(NotFound):
+            entry = registry.get(repo, LOCAL.tenant)
+    return Origin(entry.origin, entry.commands, entry.credential) if entry else Origin(str(files or repo))
+
+
+async def _place(settings: Settings, folder: Path | None, origin: Origin, harbor: Path | None) -> Path:
+    """Return the folder of an evaluation."""
+    from moothall.evaluate.miner import repository_name
+
+    if folder is not None:
+        return await asyncio.to_thread(folder.resolve)
+    named = origin.where if harbor is None else str(await asyncio.to_thread(harbor.resolve))
+    return settings.data_dir / "evaluations" / repository_name(named)
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Hold the folder of an evaluation. Raises `InvalidRequest` if another process does."""
+    place.mkdir(parents=True, exist_ok=True)
+    with lock_file(place / "lock") as free:
+        if not free:
+            raise InvalidRequest(f"another process works on the evaluation in {place}; wait for its end, or use another --folder")
+        yield
 
 
 async def _work(
@@ -198,8 +234,7 @@ async def _work(
     from moothall.evaluate.running import Runner, open_judge, own_settings
     from moothall.evaluate.tasks import Lines, read_tasks, write_task
     from moothall.repositories.gitcmd import GitRunner
-    from moothall.wiring.early import NamedRepository
-    from moothall.wiring.repository import find_repository
+    from moothall.wiring.repository import register
 
     def tell(line: str) -> None:
         say(plain(line))
@@ -214,9 +249,9 @@ async def _work(
             await asyncio.to_thread(write_task, place, task)
     async with open_judge(own) as (repositories, judge):
         if wanted.from_harbor is None:
-            ref = await find_repository(own, NamedRepository(wanted.repo, wanted.ref, profile=wanted.profile))
-            if ref is None:
-                raise InvalidRequest("you are in no git repository; name one: moothall evaluate PATH, URL or id")
+            origin = wanted.origin
+            await repositories.register(origin.where, commands=origin.commands, credential=origin.credential)
+            ref = await register(own, origin.where, wanted.ref, wanted.profile)
             async with AsyncExitStack() as stack:
                 rewrite = await stack.enter_async_context(open_rewriter(settings, tell)) if wanted.paraphrase else None
                 miner = Miner(repositories, judge, place, Lines(place / COMMITS), tell, rewrite)
@@ -232,12 +267,18 @@ async def _work(
 
 async def _check(configurations: Sequence[Configuration], tell: Callable[[str], None]) -> None:
     """Refuse before anything is mined what no deliberation could begin with."""
+    from moothall.domain.protocol import PROTOCOLS
     from moothall.domain.task import DeliberationRequest
     from moothall.model.reaching import reach_all
     from moothall.wiring.early import check_request
 
+    known = [name for name, kind in PROTOCOLS.items() if not kind.answers]
     for one in configurations:
         asked = one.options
+        if asked.protocol and asked.protocol not in known:
+            raise InvalidRequest(
+                f"configuration {one.name}: there is no protocol {asked.protocol[:40]!r} that changes files; there are {', '.join(known)}"
+            )
         check_request(
             one.settings,
             DeliberationRequest(
@@ -279,7 +320,7 @@ def _report(out: TextIO, place: Path, tasks: Sequence[Task], results: Lines, *, 
     if as_json:
         print_json(found, out)
         return
-    console = Console(file=out, highlight=False)
+    console = Console(file=out, highlight=False, width=None if out.isatty() else _WIDEST)
     for title, heads, rows in tables(found):
         table = Table(*heads, title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
         for row in rows:

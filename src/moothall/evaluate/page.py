@@ -11,7 +11,8 @@ from moothall.domain.evidence import EvidenceLevel
 from moothall.evaluate.report import LEVELS, mean_words, share_words
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
-_LEFT = 10
+_LEFT, _WIDE = 10, 480
+_NAMED = 3
 _MOST_CHARS = 3000
 _STYLE = """
 :root{color-scheme:light dark;--page:#f7f7f5;--card:#fff;--ink:#1c1d1f;--soft:#5d6066;--line:#dddcd7;--grid:#e9e8e4;--bar:#2f6fb2;
@@ -20,22 +21,23 @@ _STYLE = """
 --bar:#6aa5e3;--right:#6ccb92;--right-bg:#1d3527;--wrong:#f0938a;--wrong-bg:#41211f;--none-bg:#2a2c31}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);font:16px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
-main{max-width:1080px;margin:0 auto;padding:24px 16px 64px}
+main{max-width:1140px;margin:0 auto;padding:24px 16px 64px}
 h1{font-size:1.6rem;line-height:1.25;margin:.2em 0 .1em}h2{font-size:1.1rem;margin:0 0 .2em}
 p{margin:.3em 0}.soft{color:var(--soft)}.small{font-size:.875rem}
 section{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:18px;margin:18px 0}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:18px 0}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));gap:12px;margin:18px 0}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 16px}
 .tile b{display:block;font-size:1.7rem;line-height:1.2;font-variant-numeric:tabular-nums}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,430px),1fr));gap:18px}
 .pair section{margin:0}
-svg{display:block;width:100%;height:auto;margin-top:8px}
-svg text{fill:var(--ink);font:13px system-ui,-apple-system,"Segoe UI",sans-serif}svg .soft{fill:var(--soft)}
+svg{display:block;width:100%;max-width:600px;height:auto;margin-top:10px}
+svg text{fill:var(--ink);font:14px system-ui,-apple-system,"Segoe UI",sans-serif}svg .soft{fill:var(--soft)}
 .grid{stroke:var(--grid)}.bar{fill:var(--bar);opacity:.85}.whisker{stroke:var(--ink);stroke-width:1.5}.dot{fill:var(--bar);stroke:var(--card);stroke-width:2}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{text-align:left;vertical-align:top;padding:8px 12px 8px 0;border-bottom:1px solid var(--line)}
-th{font-weight:600;color:var(--soft)}td:first-child{overflow-wrap:anywhere;min-width:9rem}
+th{font-weight:600;color:var(--soft)}th,td{min-width:4.9rem}td:first-child{overflow-wrap:anywhere;min-width:9rem;font-weight:600}
+td .soft{display:block;font-size:.8rem;white-space:nowrap}.marks{margin:4px 0 0 -6px;display:flex;flex-wrap:wrap;gap:4px 0}
 .mark{display:inline-block;border-radius:6px;padding:1px 8px;white-space:nowrap}
 .right{background:var(--right-bg);color:var(--right)}.wrong{background:var(--wrong-bg);color:var(--wrong)}.none{background:var(--none-bg);color:var(--soft)}
 details{border-top:1px solid var(--line);padding:10px 0}details:first-of-type{border-top:0}
@@ -51,7 +53,7 @@ def render(report: Mapping[str, Any]) -> str:
     names = [text(item["config"]) for item in configurations]
     where = ", ".join(dict.fromkeys(text(task["repository"]) for task in report["tasks"]))
     parts = [
-        f"<h1>Evaluation of {', '.join(names) or 'nothing yet'}</h1>",
+        f"<h1>Evaluation of {_list_of(names)}</h1>",
         (
             f'<p class="soft">{len(report["tasks"])} bug fixes from the history of {where or "no repository"}. A task is solved if all '
             "tests that came with the fix pass on the winner. Shares and means have intervals of 95&nbsp;%.</p>"
@@ -81,6 +83,12 @@ def render(report: Mapping[str, Any]) -> str:
         + "\n".join(parts)
         + "</main></body></html>\n"
     )
+
+
+def _list_of(names: Sequence[str]) -> str:
+    if len(names) > _NAMED:
+        return f"{len(names)} configurations"
+    return ", ".join(names) or "nothing yet"
 
 
 def text(value: object, most: int = 200) -> str:
@@ -131,14 +139,14 @@ def _svg(width: int, height: int, label: str, body: str) -> str:
 
 def _bars(configurations: Sequence[Mapping[str, Any]]) -> str:
     """One bar for each configuration, its name and figures above it."""
-    rows, step, width = [], 48, 480
+    rows, step, width = [], 52, _WIDE
     plot = width - 2 * _LEFT
     for number, item in enumerate(configurations):
         share, y = item["solved"], number * step
         rows.append(
-            f'<text x="{_LEFT}" y="{y + 15}">{text(item["config"], 34)}</text>'
+            f'<text x="{_LEFT}" y="{y + 15}">{text(item["config"], 40)}</text>'
             f'<text class="soft" x="{_LEFT + plot}" y="{y + 15}" text-anchor="end">{share["count"]} of {share["total"]}</text>'
-            f'<rect class="bar" x="{_LEFT}" y="{y + 22}" width="{max(plot * share["share"], 1):.1f}" height="14" rx="3"/>'
+            f'<rect class="bar" x="{_LEFT}" y="{y + 22}" width="{max(plot * share["share"], 1):.1f}" height="14" rx="3"><title>{share_words(share)}</title></rect>'
             + _whisker(share["low"], share["high"], y + 29, _LEFT, plot)
         )
     height = max(len(configurations) * step, step)
@@ -147,7 +155,7 @@ def _bars(configurations: Sequence[Mapping[str, Any]]) -> str:
 
 def _scatter(configurations: Sequence[Mapping[str, Any]]) -> str:
     """Mean tokens of a task against the share that is solved."""
-    width, height, left, top = 480, 260, 46, 12
+    width, height, left, top = _WIDE, 280, 52, 12
     plot, tall = width - left - 16, height - top - 44
     most = max((item["tokens"]["high"] for item in configurations), default=0) * 1.1 or 1.0
     body = []
@@ -168,7 +176,7 @@ def _scatter(configurations: Sequence[Mapping[str, Any]]) -> str:
         body.append(
             f'<path class="whisker" fill="none" opacity=".55" d="M{x:.1f} {low:.1f}V{high:.1f}'
             f'M{left + plot * tokens["low"] / most:.1f} {y:.1f}H{left + plot * tokens["high"] / most:.1f}"/>'
-            f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="6"/>'
+            f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="6"><title>{share_words(share)}, {mean_words(tokens)} tokens</title></circle>'
             f'<text x="{x - 10 if end else x + 10:.1f}" y="{y - 9:.1f}" text-anchor="{"end" if end else "start"}">'
             f"{text(item['config'], 24)}</text>"
         )
@@ -184,19 +192,19 @@ def _short(value: float) -> str:
 def _precision(configurations: Sequence[Mapping[str, Any]]) -> str:
     """A dot with its interval for each level of each configuration that has winners of that level."""
     rows: list[str] = []
-    width, y = 640, 0
-    left = 190
-    plot = width - left - 90
+    width, y = _WIDE, 0
+    left = 120
+    plot = width - left - 80
     for item in configurations:
         some = [(level, item["precision"][level]) for level in LEVELS if item["precision"][level]["total"]]
-        rows.append(f'<text x="{_LEFT}" y="{y + 16}" font-weight="600">{text(item["config"], 60)}</text>')
+        rows.append(f'<text x="{_LEFT}" y="{y + 16}" font-weight="600">{text(item["config"], 50)}</text>')
         y += 24
         for level, share in some:
             middle = y + 12
             rows.append(
                 f'<text class="soft" x="{_LEFT + 12}" y="{middle + 4}">{level.replace("_", "-")}</text>'
                 + _whisker(share["low"], share["high"], middle, left, plot)
-                + f'<circle class="dot" cx="{left + plot * share["share"]:.1f}" cy="{middle}" r="6"/>'
+                + f'<circle class="dot" cx="{left + plot * share["share"]:.1f}" cy="{middle}" r="6"><title>{share_words(share)}</title></circle>'
                 f'<text x="{width - _LEFT}" y="{middle + 4}" text-anchor="end">{share["count"]} of {share["total"]}</text>'
             )
             y += 26
@@ -215,19 +223,25 @@ def _figures(configurations: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         (
             text(item["config"]),
-            *(share_words(item[name]) for name in ("solved", "possible", "selected")),
+            *(_parted(share_words(item[name])) for name in ("solved", "possible", "selected")),
             str(item["none"]),
             str(item["undecided"]),
-            mean_words(item["tokens"]),
+            _parted(mean_words(item["tokens"])),
             f"{item['tokens_per_solved']:,.0f}" if item["tokens_per_solved"] else "-",
-            mean_words(item["cost_usd"], 4),
-            mean_words(item["seconds"]),
+            _parted(mean_words(item["cost_usd"], 4)),
+            _parted(mean_words(item["seconds"])),
         )
         for item in configurations
     ]
     head = "".join(f"<th>{name}</th>" for name in heads)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _parted(words: str) -> str:
+    """Return figures with their interval on a line of its own."""
+    value, _, interval = words.removesuffix(")").partition(" (")
+    return f'{value}<span class="soft">{interval}</span>' if interval else value
 
 
 def _tasks(report: Mapping[str, Any]) -> Iterator[str]:
@@ -238,7 +252,7 @@ def _tasks(report: Mapping[str, Any]) -> Iterator[str]:
         told = "".join(_told(name, row) for name, row in found if row)
         title = text(str(task["text"]).partition("\n")[0], 110)
         yield (
-            f"<details><summary>{title}{marks}</summary>"
+            f'<details><summary>{title}<span class="marks">{marks}</span></summary>'
             f'<p class="soft small">{text(task["id"])}; commit {text(task["commit"], 12)}; {task["hidden"]} hidden tests have to pass, '
             f"{task['kept']} more have to pass still</p><pre>{text(task['text'], _MOST_CHARS)}</pre>{told}</details>"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -162,45 +162,40 @@ def share_words(share: Mapping[str, Any]) -> str:
     """Return `2 of 3 (67 %, 21 to 94)`, or a dash of nothing."""
     if not share["total"]:
         return "-"
-    return f"{share['count']} of {share['total']} ({share['share']:.0%}, {100 * share['low']:.0f} to {100 * share['high']:.0f})"
+    return f"{share['count']} of {share['total']} ({100 * share['share']:.0f} %, {100 * share['low']:.0f} to {100 * share['high']:.0f})"
 
 
 def mean_words(mean: Mapping[str, Any] | Mean, digits: int = 0) -> str:
     """Return `1,200 (900 to 1,500)`."""
     one = mean if isinstance(mean, Mapping) else dump(mean)
+    if one["low"] == one["high"]:
+        return f"{one['value']:,.{digits if one['value'] else 0}f}"
     return f"{one['value']:,.{digits}f} ({one['low']:,.{digits}f} to {one['high']:,.{digits}f})"
 
 
 def tables(report: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
     """Yield the tables of a report: title, heads, rows."""
     configurations = report["configurations"]
+
+    def row(name: str, words: Callable[[Any], str]) -> tuple[str, ...]:
+        return (name, *(words(item) for item in configurations))
+
     yield (
         f"{len(report['tasks'])} tasks; shares and means with intervals of 95 %",
-        ("configuration", "solved", "right answer among candidates", "no winner", "tokens", "US dollars", "seconds"),
+        ("", *(item["config"] for item in configurations)),
         [
-            (
-                item["config"],
-                share_words(item["solved"]),
-                share_words(item["possible"]),
-                str(item["none"]),
-                mean_words(item["tokens"]),
-                mean_words(item["cost_usd"], 4),
-                mean_words(item["seconds"]),
-            )
-            for item in configurations
-        ],
-    )
-    yield (
-        "Precision of each level of evidence: winners of that level whose hidden tests pass",
-        ("configuration", *(level.replace("_", "-") for level in LEVELS), "reproduced and wrong", "undecided"),
-        [
-            (
-                item["config"],
-                *(share_words(item["precision"][level]) for level in LEVELS),
-                str(item["wrong"][EvidenceLevel.REPRODUCED.value]),
-                str(item["undecided"]),
-            )
-            for item in configurations
+            row("solved", lambda item: share_words(item["solved"])),
+            row("right answer among candidates", lambda item: share_words(item["possible"])),
+            *(
+                row(f"precision of {level.replace('_', '-')}", lambda item, level=level: share_words(item["precision"][level]))  # type: ignore[misc]
+                for level in LEVELS
+            ),
+            row("reproduced and wrong", lambda item: str(item["wrong"][EvidenceLevel.REPRODUCED.value])),
+            row("undecided", lambda item: str(item["undecided"])),
+            row("no winner", lambda item: str(item["none"])),
+            row("tokens", lambda item: mean_words(item["tokens"])),
+            row("US dollars", lambda item: mean_words(item["cost_usd"], 4)),
+            row("seconds", lambda item: mean_words(item["seconds"])),
         ],
     )
     yield (

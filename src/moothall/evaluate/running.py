@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,15 @@ from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.ownfile import commands_of
 from moothall.repositories.profile import Commands
 from moothall.repositories.trusted import TrustedRepositories
+from moothall.toolkits.web.family import WebFamily
 from moothall.wiring.house import House, open_house
 from moothall.wiring.trusted import open_hands
 
 RESULTS, DATA, SEALED, TRAJECTORIES = "results.jsonl", "data", "sealed", "trajectories"
 _STOPS = frozenset({"MODEL_UNAVAILABLE", "CONFIGURATION", "BUS_UNAVAILABLE", "SANDBOX_UNAVAILABLE", "POLICY_UNAVAILABLE"})
 """Codes of errors that the next task would meet, too."""
+_NUMBERS, _WORDS = ("agents", "limit", "budget"), ("protocol", "model")
+"""The options that a configuration may have of its own."""
 _NO_WINNER = Judgement(solved=False)
 
 
@@ -136,8 +139,11 @@ class Runner:
         number = sum(1 for row in self.results.of(task=task.id, config=configuration.name) if row.get("broken"))
         repository = await self.seal(task)
         key = {"task": task.id, "config": configuration.name, "digest": configuration.digest}
+        self.tell(f"{configuration.name} {task.id}: the council begins")
         while True:
-            deliberation = f"eval-{digest(task.id, task.commit, configuration.name, configuration.digest, str(number))[:16]}"
+            deliberation = (
+                f"eval-{digest(task.id, task.commit, task.text, configuration.name, configuration.digest, str(number))[:16]}"
+            )
             began = datetime.now(UTC)
             request = configuration.request(task, deliberation, repository)
             deadline = (await house.desk.submit(request, LOCAL)).deadline
@@ -248,8 +254,9 @@ def describe(row: Result) -> str:
 
 
 def own_settings(settings: Settings, folder: Path) -> Settings:
-    """Return settings with the data directory of an evaluation."""
-    return settings.model_copy(update={"data_dir": folder / DATA})
+    """Return settings with the data directory of an evaluation, and without a way to the network for the tools of seats."""
+    shut = WebFamily().own(settings).model_copy(update={"allow": (), "only_allowed": True})
+    return settings.model_copy(update={"data_dir": folder / DATA, WebFamily.section: shut})
 
 
 @asynccontextmanager
@@ -263,21 +270,44 @@ async def open_judge(settings: Settings) -> AsyncIterator[tuple[TrustedRepositor
 def read_configurations(
     named: Sequence[str], default: Settings, options: Options, folder: Path, load_file: Callable[[Path], Settings]
 ) -> list[Configuration]:
-    """Return the configurations of NAME=FILE pairs; without any, the current settings as `default`. Raises `InvalidRequest`."""
+    """Return the configurations that were named as NAME=FILE[,KEY=VALUE…]; without any, the current settings as `default`.
+
+    An empty FILE means the current settings, too. Raises `InvalidRequest`, `ConfigurationError`.
+    """
     if not named:
         return [Configuration("default", own_settings(default, folder), options)]
     found: dict[str, Configuration] = {}
-    for pair in named:
-        name, mark, file = pair.partition("=")
-        if not (name and mark and file):
-            raise InvalidRequest(f"--config {pair[:80]!r} is not NAME=FILE; write --config small=small.toml")
+    for said in named:
+        name, mark, rest = said.partition("=")
+        file, *own = rest.split(",")
+        if not (name and mark and rest):
+            raise InvalidRequest(f"--config {said[:80]!r} is not NAME=FILE; write --config small=small.toml")
         if len(name) > 40 or not all(letter.isalnum() or letter in "-_." for letter in name) or name.startswith("."):  # noqa: PLR2004
             raise InvalidRequest(f"--config {name[:80]!r}: a name has at most 40 letters, digits, '-', '_' and '.'")
         if name in found:
             raise InvalidRequest(f"--config names {name} twice; give each configuration its own name")
         try:
-            settings = load_file(Path(file))
+            settings = load_file(Path(file)) if file else default
         except ConfigurationError as error:
-            raise ConfigurationError(f"--config {name}: {error.message}") from error
-        found[name] = Configuration(name, own_settings(settings, folder), options)
+            raise ConfigurationError(
+                f"--config {name}: {error.message}. Name a file of settings, as `moothall config` prints them"
+            ) from error
+        found[name] = Configuration(name, own_settings(settings, folder), _with_options(options, name, own))
     return list(found.values())
+
+
+def _with_options(options: Options, name: str, pairs: Sequence[str]) -> Options:
+    """Return options with those that a configuration has of its own, as KEY=VALUE. Raises `InvalidRequest`."""
+    own: dict[str, int | str] = {}
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        if key in _NUMBERS and value.isdecimal() and int(value):
+            own[key] = int(value)
+        elif key in _WORDS and value:
+            own[key] = value
+        else:
+            raise InvalidRequest(
+                f"--config {name}: {pair[:80]!r} is no option; there are {', '.join(f'{key}=NUMBER' for key in _NUMBERS)} and "
+                f"{', '.join(f'{key}=NAME' for key in _WORDS)}"
+            )
+    return replace(options, **own)  # type: ignore[arg-type] # by the keys above
