@@ -295,9 +295,11 @@ class Workspaces(Protocol):
         extra: str = "",
         judged: bool = False,
         files: Mapping[str, str] = NOTHING,
+        append: Mapping[str, str] = NOTHING,
     ) -> AbstractAsyncContextManager[Workspace]:
         """A fresh workspace on `prepared`, with `patch` (a git diff against the base) applied, and then of
-        the diff `extra` only the test files, and last the texts `files` by path. `judged`: test files, and what configures their runners, are as they were on the
+        the diff `extra` only the test files, then the texts `files` by path, and at the end
+        of files those of `append`. `judged`: test files, and what configures their runners, are as they were on the
         base, and not there where it has none; new tests come by `extra` alone. Raises `PatchRefused`.
         """
         ...

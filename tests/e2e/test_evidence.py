@@ -202,6 +202,22 @@ async def test_a_hidden_test_proves_the_right_answer(tmp_path: Path, name: str) 
     assert all(item.level is EvidenceLevel.UNPROVEN for item in others)
 
 
+@pytest.mark.parametrize("name", [name for name, pool in POOLS.items() if pool.test])
+async def test_a_claim_that_the_task_is_done_needs_a_test_that_passes_on_the_base(tmp_path: Path, name: str) -> None:
+    pool = POOLS[name]
+    if shutil.which(pool.program) is None:
+        pytest.skip(f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
+    async with court(tmp_path / "done", {**pool.base, **pool.right}, pool.argv, task=TASK) as place:
+        cases, why = await place.bench().cases_on_base(place.proposal(pool.test))
+        assert ([case for case in cases if "percents" in case.lower()], why) == (list(cases), "")
+        assert cases
+        old = {path: text + "\n" for path, text in pool.base.items() if path in pool.test or "test" in path.lower()}
+        assert (await place.bench().cases_on_base(place.proposal(old)))[1] == "it brings no new test that passes on the base"
+    async with court(tmp_path / "open", pool.base, pool.argv, task=TASK) as place:
+        cases, why = await place.bench().cases_on_base(place.proposal(pool.test))
+    assert (cases, "its tests fail on the base" in why) == ((), True)
+
+
 async def test_an_answer_that_breaks_a_hidden_test_is_refused_and_its_author_is_told_nothing(tmp_path: Path) -> None:
     pool = POOLS["pytest, new file"]
     hidden = {"tests/test_secret.py": "from shop.price import discount\n\n\ndef test_secret():\n    assert discount(7, 0) == 7\n"}

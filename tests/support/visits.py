@@ -39,9 +39,10 @@ class Rooms:
         extra: str = "",
         judged: bool = False,
         files: Mapping[str, str] = NOTHING,
+        append: Mapping[str, str] = NOTHING,
     ) -> AsyncIterator[Workspace]:
         """Make a room."""
-        del prepared, patch, extra, judged, files
+        del prepared, patch, extra, judged, files, append
         self.rooms[name] = Room()
         try:
             yield self.rooms[name]

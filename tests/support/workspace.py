@@ -85,6 +85,7 @@ class TempWorkspaces:
         extra: str = "",
         judged: bool = False,
         files: Mapping[str, str] = NOTHING,
+        append: Mapping[str, str] = NOTHING,
     ) -> AsyncIterator[TempWorkspace]:
         """Copy the base, apply `patch`, take its new tests out and restore protected files of the base if `judged`, add the tests
         of `extra`, and the texts `files`.

@@ -272,7 +272,11 @@ def _yes(value: bool) -> Text:  # noqa: FBT001 - it is what is shown
 
 def _show_winner(console: Console, outcome: Outcome, winner: Result) -> None:
     undecided = ", undecided: only a hash puts it first" if outcome.undecided else ""
-    console.print(Text(f"Winner: {outcome.winner_id} ({outcome.level.words}{undecided})", style="bold green"))
+    if outcome.final_state == "already_done":
+        said = f"The task is already done, as {outcome.winner_id} says: these tests pass on the base. Nothing was changed."
+        console.print(Text(said, style="bold green"))
+    else:
+        console.print(Text(f"Winner: {outcome.winner_id} ({outcome.level.words}{undecided})", style="bold green"))
     if winner.diff:
         readable = "\n".join(line for line in winner.diff.splitlines() if not line.startswith("index "))
         if console.is_terminal:

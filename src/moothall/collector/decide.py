@@ -93,8 +93,15 @@ def decide(state: DeliberationState, *, quorum: float = QUORUM, grace: timedelta
         proven=places[0].proven,
         evidence_level=places[0].level,
         undecided=places[0].undecided,
-        final_state="answered" if deliberation.is_answer(outcome.results[0].diff) else "committed",
+        final_state=_final_state(deliberation, outcome.results[0].diff, candidates, places[0]),
     )
+
+
+def _final_state(deliberation: Deliberation, diff: str, candidates: Sequence[Candidate], winner: RankedCandidate) -> str:
+    if deliberation.is_answer(diff):
+        return "answered"
+    claim = any(item.proposal.candidate == winner.candidate and item.already_done for item in candidates)
+    return "already_done" if claim and not winner.level.independent else "committed"
 
 
 def candidates_of(state: DeliberationState) -> tuple[Candidate, ...]:

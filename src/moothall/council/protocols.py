@@ -45,6 +45,7 @@ from moothall.aio import leaves, seconds_until
 from moothall.council.assembly import Assembly, Parts, Sitting, convene
 from moothall.council.attempts import distil_notes
 from moothall.council.facts import Facts
+from moothall.council.judging.claims import judge_claims
 from moothall.council.judging.comparison import GROUP, compare
 from moothall.council.judging.recheck import Judged
 from moothall.council.judging.reviews import (
@@ -168,6 +169,7 @@ async def _run(council: Assembly) -> None:
         await _revise_in_rounds(council, protocol)
         await _cross_tests(council)
         await _second_wave(council, protocol, tests)
+    await judge_claims(council)
     _note(council, await tests.run(published=True))
     if protocol.reviews_ties:
         if tied := find_tie(council):

@@ -55,6 +55,12 @@ CONTRADICTION = "contradiction"
 
 TEST_WRITER, TIE_BREAKER = "test-writer", "tie-breaker"
 """The names of the agents that write tests and propose nothing, as authors of these and in call ids."""
+ALREADY_DONE = "already done"
+"""The name of the evidence that the task is already done: passed if the claim holds."""
+UNBELIEVED = "unbelieved"
+"""The status of a run whose report is not believed; the first line of its output says why."""
+CANARY = "canary"
+"""The name of the evidence that a runner reports a test that must fail: missing if no such test could be placed."""
 HIDDEN, HIDDEN_CASE = "hidden", "hidden:"
 """What checks of hidden tests, and the names of their cases, begin with."""
 

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from moothall.domain.budget import Usage
-from moothall.domain.evidence import CONTRADICTION, OWN_TESTS, TEST_WRITER, TIE_BREAKER, Evidence, EvidenceLevel, Verdict
+from moothall.domain.evidence import (
+    ALREADY_DONE,
+    CONTRADICTION,
+    OWN_TESTS,
+    TEST_WRITER,
+    TIE_BREAKER,
+    Evidence,
+    EvidenceLevel,
+    Verdict,
+)
 from moothall.domain.ids import digest
 from moothall.domain.tool import ToolUsage
 
@@ -167,6 +176,11 @@ class Candidate:
     def proven(self) -> bool:
         """Whether a test of the repository or of the caller failed on the base and passes."""
         return self.assessment.proven
+
+    @property
+    def already_done(self) -> bool:
+        """Whether it shows that the base does what the task asks for."""
+        return any(item.check == ALREADY_DONE and item.verdict is Verdict.PASSED for item in self.assessment.evidence)
 
     @property
     def level(self) -> EvidenceLevel:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moothall.domain.evidence import CONTRADICTION, OWN_TESTS, SECRETS, EvidenceLevel, Verdict
+from moothall.domain.evidence import ALREADY_DONE, CANARY, CONTRADICTION, OWN_TESTS, SECRETS, EvidenceLevel, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, RankedCandidate
 from moothall.ranking.gates import counts, gate_failures, name_cases, plain
@@ -93,6 +93,7 @@ CRITERIA: tuple[Criterion, ...] = (
     Criterion("confirmed authors whose tests fail", lambda item: -item.confirmed_failed, lambda value: str(-value)),
     Criterion("authors whose tests fail", lambda item: -item.cross_failed, lambda value: str(-value)),
     Criterion("tests of other authors that fail", lambda item: -item.tests_failed, lambda value: str(-value)),
+    Criterion("the task is already done", lambda item: int(item.candidate.already_done), lambda value: "yes" if value else "no"),
     Criterion("seats that behave the same", lambda item: item.cluster),
     Criterion("reviews", lambda item: item.compared, lambda value: f"{value / 1000:.3f}", tested=False),
     Criterion("seats with the same change", lambda item: item.same, tested=False),
@@ -202,7 +203,13 @@ def _without_missing(standings: Sequence[_Standing]) -> list[_Standing]:
 def _equals(standings: Sequence[_Standing]) -> list[_Standing]:
     """Return the winner and the other changes of the code that only a hash puts behind it; [] if the first place is decided."""
     first = next(iter(standings), None)
-    if first is None or first.failures or first.candidate.about_text or first.candidate.level.independent:
+    if (
+        first is None
+        or first.failures
+        or first.candidate.about_text
+        or first.candidate.level.independent
+        or first.candidate.already_done
+    ):
         return []
     distinct = {item.change: item for item in reversed(standings) if item.values == first.values}
     return list(reversed(distinct.values())) if len(distinct) > 1 else []
@@ -280,6 +287,15 @@ def _evidence(item: _Standing) -> Iterable[str]:
     for entry in found.evidence:
         if entry.check == SECRETS and entry.verdict is Verdict.PASSED:
             yield f"A person should look whether a key or password is hidden at {name_cases(entry.look)}."
+        if entry.check == CANARY and entry.why:
+            yield f"{entry.why}."
+    for entry in found.evidence:
+        if entry.check == ALREADY_DONE:
+            yield (
+                f"It says that the task is already done, but {plain(entry.why, 300)}."
+                if entry.why
+                else f"The task is already done: its tests pass on the base, and a reader of the task finds that they ask for it{_named(entry.shown)}."
+            )
     level = item.candidate.level
     if level is EvidenceLevel.PROVEN:
         yield f"Proven: a test that failed on the base, and that its author did not write, passes{_named(found.fixed)}."

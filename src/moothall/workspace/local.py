@@ -488,10 +488,11 @@ class LocalWorkspaces:
         extra: str = "",
         judged: bool = False,
         files: Mapping[str, str] = NOTHING,
+        append: Mapping[str, str] = NOTHING,
     ) -> AsyncIterator[LocalWorkspace]:
         """Open a fresh workspace. See `ports.Workspaces`."""
         clone = self._clones(prepared.base.repository)
-        changes = await self._first.of(prepared.base, clone, patch, extra, judged=judged, files=files)
+        changes = await self._first.of(prepared.base, clone, patch, extra, judged=judged, files=files, append=append)
         remote = self._remotes(prepared.base.repository) if self._remotes else None
         async with self.pool.box(prepared) as box:
             box.called = f"{name}.{box.name}"

@@ -176,6 +176,20 @@ class AuthorTests:
             red = [case for case in red if self.fails_on_base(again, case) and once_more.cases.get(case) == "passed"]
         return tuple(red), "" if red else "they differ from run to run"
 
+    async def passing_on_base(self, author: Proposal) -> tuple[tuple[str, ...], str]:
+        """Return the new cases of an author if all of them pass on the base in three runs; else why they count for nothing."""
+        found: list[str] = []
+        for check, paths in (await self.paths(author)).items():
+            before = self.runs.prepared.runs[check].cases if check in self.runs.prepared.runs else {}
+            for number in range(1, RUNS + 1):
+                run = await self.run_tests("", author, check, paths, number)
+                new = {case: outcome for case, outcome in run.cases.items() if case not in before}
+                if failing := [case for case, outcome in new.items() if outcome in RED]:
+                    return (), f"its tests fail on the base: {name_cases(failing)}"
+                if number == 1:
+                    found += [case for case, outcome in new.items() if outcome == "passed"]
+        return (tuple(found), "") if found else ((), "it brings no new test that passes on the base")
+
     def fails_on_base(self, base: CheckRun, case: str) -> bool:
         """Whether a case fails on the base for a reason that the task may give.
 

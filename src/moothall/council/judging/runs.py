@@ -73,6 +73,7 @@ class FreshRuns:
         judged: bool = True,
         paths: Sequence[str] = (),
         label: str = "",
+        append: Mapping[str, str] = NOTHING,
     ) -> CheckRuns:
         """Run checks (name: the cases to narrow it to, none for all) in a workspace called `name`; `paths` narrows to test files.
 
@@ -80,7 +81,7 @@ class FreshRuns:
         check that hit a time limit on a busy machine is run again alone, in a fresh workspace,
         since the first run may have left files that steer the test runner. Hidden tests have a workspace of their own.
         """
-        how: dict[str, Any] = {"diff": diff, "extra": extra, "judged": judged, "paths": paths, "label": label}
+        how: dict[str, Any] = {"diff": diff, "extra": extra, "judged": judged, "paths": paths, "label": label, "append": append}
         of_hidden = {check: cases for check, cases in checks.items() if check in self.hidden.paths}
         others = {check: cases for check, cases in checks.items() if check not in of_hidden}
         found = await self._run(others, *name, **how) if others or not checks else CheckRuns({})
@@ -98,6 +99,7 @@ class FreshRuns:
         judged: bool,
         paths: Sequence[str],
         label: str,
+        append: Mapping[str, str],
         files: Mapping[str, str] = NOTHING,
     ) -> CheckRuns:
         async def run(some: Mapping[str, Sequence[str]], *, alone: bool) -> CheckRuns:
@@ -110,6 +112,7 @@ class FreshRuns:
                 extra=self.exact(extra),
                 judged=judged,
                 files=files,
+                append=append,
             )
 
             async def check(workspace: Workspace, check: str) -> CheckRun:

@@ -143,6 +143,11 @@ def review_schema(criteria: int) -> ReplySchema:
     return ReplySchema("review", closed_object(comment=comment, met=met, unmet=unmet, score={"enum": list(range(11))}))
 
 
+def claim_schema() -> ReplySchema:
+    """Return the schema of what a reader says of tests that are to show that a task is already done."""
+    return ReplySchema("claim", closed_object(why={"type": "string", "maxLength": 300}, done={"type": "boolean"}))
+
+
 def contradiction_schema() -> ReplySchema:
     """Return the schema of the answer whether tests contradict a task. The reason comes before the verdict."""
     return ReplySchema("contradiction", closed_object(why={"type": "string", "maxLength": 300}, contradicts={"type": "boolean"}))
@@ -346,6 +351,17 @@ def read_dropped(reply: ChatReply, count: int) -> dict[int, str]:
         for item in data["dropped"]
         if isinstance(item, dict) and _is_numbered(item.get("test"), count)
     }
+
+
+def read_claim(reply: ChatReply) -> str:
+    """Return why tests do not show that the task is done, '' if they do; raises `MalformedReplyError` if the reply does not say."""
+    _require_whole(reply)
+    data = find_object(reply.text, "done")
+    if not isinstance(data.get("done"), bool):
+        raise MalformedReplyError('"done" is neither true nor false.')
+    why = data.get("why")
+    reason = " ".join(why.split())[:300] if isinstance(why, str) else ""
+    return "" if data["done"] else f"its tests do not show that the task is done: {reason or 'no reason is given'}"
 
 
 def find_object(text: str, *fields: str) -> Mapping[str, Any]:
