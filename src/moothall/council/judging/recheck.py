@@ -210,7 +210,12 @@ class Bench:
         proving = {check: cases for check, cases in doubtful.items() if set(cases) & set(found.fixed)}
         canaries = {check: made for check in first if (made := await self._place_canary(check, first[check], found.fixed))}
         missing = [
-            check for check in first if check in found.required and check not in canaries and tells_cases(self._argv(check))
+            check
+            for check in first
+            if check in found.required
+            and check not in canaries
+            and tells_cases(self._argv(check))
+            and "passed" in first[check].cases.values()
         ]
         asked = {
             check: (*proving.get(check, ()), *((canaries[check].case,) if check in canaries else ()))
