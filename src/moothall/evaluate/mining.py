@@ -184,7 +184,8 @@ def compare_runs(untouched: CheckRun | None, before: CheckRun, after: CheckRun, 
     if not passing:
         return HiddenCases(why=FAILS_AFTER if after.cases else NO_CASES)
     known = untouched.cases if untouched is not None else {}
-    kept = [case for case in passing if before.cases.get(case) == "passed" or known.get(case) == "passed"]
+    # One that passed without the hidden tests and fails with them was changed by the commit.
+    kept = [case for case in passing if before.cases.get(case, known.get(case)) == "passed"]
     rest = [case for case in passing if case not in {*kept} and before.cases.get(case) != "skipped"]
     fixed = [case for case in rest if _fails(before, case, text)] if before.status == "success" else []
     why = "" if fixed else UNNAMED if rest else PASSES_BEFORE

@@ -20,6 +20,7 @@ from moothall.domain.event import Event, EventType
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
 from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.repository import Prepared
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.errors import ConfigurationError, InvalidRequest, ModelUnavailable
 from moothall.evaluate.atif import trajectories
@@ -139,6 +140,8 @@ class Runner:
         number = sum(1 for row in self.results.of(task=task.id, config=configuration.name) if row.get("broken"))
         repository = await self.seal(task)
         key = {"task": task.id, "config": configuration.name, "digest": configuration.digest}
+        # Before the time of the first configuration runs: the others find it done.
+        prepared = await self.repositories.prepare(await self.repositories.resolve(repository))
         self.tell(f"{configuration.name} {task.id}: the council begins")
         while True:
             deliberation = (
@@ -160,7 +163,7 @@ class Runner:
                 f"no seat of configuration {configuration.name} could work: {why}. Mend that and run the same command again; "
                 "what is measured is kept"
             )
-        row = await self._judge(task, repository, outcome)
+        row = await self._judge(task, prepared, outcome)
         self._write_trajectories(configuration, task, events)
         self.results.add({**dump(row), **key})
         self.tell(f"{configuration.name} {task.id}: {describe(row)}")
@@ -187,8 +190,7 @@ class Runner:
     def _sealed(self, task: Task) -> Path:
         return self.folder / SEALED / f"{task.id}.git"
 
-    async def _judge(self, task: Task, repository: RepositoryRef, outcome: Outcome) -> Result:
-        prepared = await self.repositories.prepare(await self.repositories.resolve(repository))
+    async def _judge(self, task: Task, prepared: Prepared, outcome: Outcome) -> Result:
         known: dict[str, Judgement] = {}
         candidates: list[Answer] = []
         for result in outcome.results:

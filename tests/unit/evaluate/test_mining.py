@@ -82,6 +82,12 @@ def test_cases_that_fail_before_and_pass_after_count() -> None:
     assert found == HiddenCases(("a",), ("b",))
 
 
+def test_a_case_that_the_commit_changes_counts() -> None:
+    """It passes on the parent as it was, fails there as it is, and passes on the commit."""
+    found = compare_runs(_run(a="passed", b="passed"), _run(a="failed"), _run(a="passed", b="passed"), _SAYS)
+    assert found == HiddenCases(("a",), ("b",))
+
+
 def test_a_missing_name_counts_if_the_text_mentions_it() -> None:
     before, after = _run("ImportError: cannot import name 'half' from 'shop'"), _run(a="passed")
     assert compare_runs(None, before, after, "Add half() for prices").fixed == ("a",)
