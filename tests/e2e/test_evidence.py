@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from moothall.council.judging.recheck import facts_text
+from moothall.council.judging.trial import Trial, tests_in
 from moothall.domain.evidence import EvidenceLevel
+from moothall.domain.repository import Patch
+from moothall.ranking import changed_files
 from support.court import PYTEST, UNITTEST, court
 from support.local import PACKAGES
 
@@ -239,6 +242,30 @@ async def test_a_test_of_the_author_in_the_file_of_a_hidden_one_neither_replaces
             {**pool.right, path: "def test_percents():\n    pass\n"}, {**pool.wrong[0], path: "def test_percents():\n    pass\n"}
         )
     assert (right.seat, right.level, wrong.level) == ("agent-dev-001", EvidenceLevel.PROVEN, EvidenceLevel.UNPROVEN)
+
+
+@pytest.mark.parametrize("name", POOLS)
+async def test_tests_of_an_agent_without_an_answer_choose_in_every_language(tmp_path: Path, name: str) -> None:
+    """The new case fails on the base and on the wrong answers. The same files without new cases, and other files, are no tests."""
+    pool = POOLS[name]
+    if shutil.which(pool.program) is None:
+        pytest.skip(f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
+    written = pool.test or {"src/lib.rs": _RUST + _RUST_INSIDE + _RUST_INSIDE_CASE + "}\n"}
+
+    async def fits(_cases: Sequence[str]) -> Mapping[str, str]:
+        return {}
+
+    async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
+        tests, right = place.bench().author_tests, place.proposal(pool.right)
+        wrong = [place.proposal(files, number) for number, files in enumerate(pool.wrong, 2)]
+        made = place.proposal({**pool.right, **written, "go.work": "go 1.19\n", "README.md": "new\n"}, 9)
+        patch = Patch("", "", made.diff, changed_files(made.diff), made.own_tests)
+        author = await tests_in(tests.runs, patch, "test-writer", "dev")
+        verdicts = await Trial(tests, author, [item.diff for item in (right, *wrong)]).run(fits)
+    assert set(changed_files(author.diff)) == set(written), "nothing but tests is taken over"
+    assert len(verdicts.counted) == 1, verdicts.states
+    assert verdicts.red == {*verdicts.counted}
+    assert [bool(verdicts.passed[item.diff]) for item in (right, *wrong)] == [True, False, False]
 
 
 async def test_a_second_right_patch_is_reproduced_by_the_first_one_s_test(tmp_path: Path) -> None:

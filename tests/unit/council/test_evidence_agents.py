@@ -17,7 +17,7 @@ from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.outcome import Outcome
 from moothall.testing.model import Fault, NativeReply, phase_of, seat_of, step_of
-from support.council import ONE, TWO, of, scripted
+from support.council import ONE, TWO, forever, of, scripted
 from support.repos import SAMPLE
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
@@ -319,6 +319,39 @@ async def test_a_reviewer_that_never_answers_is_said_and_nothing_stands_in_its_p
         reason.startswith("1 of 1 reviews is missing: review of agent-dev-001 by agent-dev-002") for reason in mine.reasons
     )
     assert outcome.undecided
+
+
+async def test_a_reviewer_that_stays_silent_is_said_before_the_time_is_up(native: Any) -> None:
+    def review(_body: Any, headers: Any) -> Any:
+        return forever() if seat_of(headers) == TWO else NativeReply((submitted(2),))
+
+    async with native(reviewed(review), files=FILES, evidence=REVIEWS) as house:
+        d = house.deliberation("tests_then_verify", 2, description=TASK, rounds=0, seconds=30)
+        events = await house.run(d)
+    assert any(report["missing"] and report["candidate"] == ONE for report in reports(events))
+    mine = next(result for result in decided(house, events, d).results if result.seat == ONE)
+    assert any("1 of 1 reviews is missing" in reason for reason in mine.reasons)
+
+
+async def test_the_test_writer_s_tests_are_run_on_a_second_wave_too(native: Any) -> None:
+    """It writes once. What fails on every first answer is judged by the second ones again."""
+    first, second = change(SPECIAL), change(RIGHT)
+
+    def answer(body: Any, headers: Any) -> Any:
+        seat, step = seat_of(headers), step_of(headers)
+        if "tools" in body and seat in {ONE, TWO}:
+            return (first if step.startswith("0.") else second)(f"0.{(int(step.split('.')[1]) - 1) % 50 + 1}")
+        return council_of(writer=WRITER)(body, headers)
+
+    async with native(answer, files=FILES, evidence=WRITER_ONLY) as house:
+        d = house.deliberation("tournament", 2, description=TASK, rounds=0, max_turns=10)
+        events = await house.run(d)
+        written = [call.call_id for call in house.server.requests if call.call_id.endswith("/test-writer/verify/0.1")]
+    outcome = decided(house, events, d)
+    assert len(written) == 1
+    assert outcome.evidence_level is EvidenceLevel.REPRODUCED, outcome.results[0].reasons
+    assert "price * percent // 100" in outcome.diff
+    assert [report["agent"] for report in reports(events)] == ["test-writer"]
 
 
 async def test_a_missing_review_is_told_of_models_without_tools(council: Any) -> None:
