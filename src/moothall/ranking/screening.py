@@ -58,7 +58,11 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
         r"\b(?:globalThis|global)\s*\.\s*\w+\s*=|\b(?:Object|Array|String|Promise|Error)\.prototype\b",
         "changes globals or built-in types",
     ),
-    (_SCRIPT, r"\b(?:jest|vi|vitest|mocha|sinon)\b|\b(?:describe|it|test|expect)\s*[.(]", "names a test runner"),
+    (
+        _SCRIPT,
+        r"\b(?:jest|vi|vitest|mocha|sinon)\b|(?<![\w$.])(?:describe|it|test|expect)(?:\.(?:each|only|skip|todo|concurrent))?\s*\(",
+        "names a test runner",
+    ),
     (
         _SCRIPT,
         r"\beval\s*\(|\bnew Function\b|\bSymbol\.(?:toPrimitive|hasInstance)\b|\bvalueOf\b|\bnew Proxy\b",
