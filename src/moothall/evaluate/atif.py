@@ -25,16 +25,18 @@ def trajectories(events: Sequence[Event], text: str) -> dict[str, dict[str, Any]
 def _document(events: Sequence[Event], seat: str, text: str) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [{"step_id": 1, "source": "user", "message": text}]
     waiting: list[Mapping[str, Any]] = []
-    total, model = _Sum(), ""
+    total, model, answer = _Sum(), "", ""
     for event in events:
         if event.type is EventType.MODEL_CALLED:
             model = text_of(event.data.get("model")) or model
             usage = mapping_of(event.data.get("usage"))
             total.add(usage)
             waiting.append(usage)
+            answer = text_of(event.data.get("answer"))
         elif event.type is EventType.SEAT_TURN:
-            steps.append(_step(event, len(steps) + 1, model, waiting))
-            waiting = []
+            message = text_of(event.data.get("thought")) or answer  # a reply that could not be used has no thought
+            steps.append(_step(event, len(steps) + 1, model, waiting) | {"message": message})
+            waiting, answer = [], ""
     return {
         "schema_version": _SCHEMA,
         "session_id": f"{text_of(events[0].data.get('task_id'))}-{seat}",
@@ -65,7 +67,7 @@ def _step(event: Event, number: int, model: str, usages: Sequence[Mapping[str, A
         **({"timestamp": event.time} if event.time else {}),
         "source": "agent",
         **({"model_name": model} if model else {}),
-        "message": text_of(event.data.get("thought")),
+        "message": "",
     }
     if calls:
         names = [text_of(call.get("id")) or f"{number}-{index}" for index, call in enumerate(calls, 1)]

@@ -30,7 +30,7 @@ section{background:var(--card);border:1px solid var(--line);border-radius:10px;p
 .tile b{display:block;font-size:1.7rem;line-height:1.2;font-variant-numeric:tabular-nums}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,430px),1fr));gap:18px}
 .pair section{margin:0}
-svg{display:block;width:100%;max-width:600px;height:auto;margin-top:10px}
+svg{display:block;width:100%;max-width:500px;height:auto;margin-top:10px}
 svg text{fill:var(--ink);font:14px system-ui,-apple-system,"Segoe UI",sans-serif}svg .soft{fill:var(--soft)}
 .grid{stroke:var(--grid)}.bar{fill:var(--bar);opacity:.85}.whisker{stroke:var(--ink);stroke-width:1.5}.dot{fill:var(--bar);stroke:var(--card);stroke-width:2}
 .scroll{overflow-x:auto}
@@ -110,7 +110,10 @@ def _tiles(report: Mapping[str, Any]) -> str:
     rows = report["results"]
     tiles = [
         (f"{len(report['tasks'])}", "tasks"),
-        (f"{best['solved']['share']:.0%}" if best else "-", f"solved by {text(best['config'], 30)}" if best else "solved"),
+        (
+            f"{100 * best['solved']['share']:.0f} %" if best else "-",
+            f"solved by {text(best['config'], 30)}" if best else "solved",
+        ),
         (f"{wrong}", "reproduced and wrong"),
         (f"{independent}", "winners proven or reproduced"),
         (f"{sum(row['tokens'] for row in rows):,}", "tokens in all"),

@@ -93,17 +93,19 @@ def test_a_seat_is_told_as_steps_with_their_calls() -> None:
             {**common, "thought": "look", "calls": [call], "checks": {}},
             time="2024-05-06T07:08:09Z",
         ),
-        Event("3", EventType.MODEL_CALLED, "t", {**common, "model": "small", "usage": usage}),
+        Event("3", EventType.MODEL_CALLED, "t", {**common, "model": "small", "usage": usage, "answer": "Sure!"}),
+        Event("5", EventType.SEAT_TURN, "t", {**common, "thought": ""}),
         Event("4", EventType.SEAT_TURN, "t", {**common, "seat": 5, "calls": "none"}),
     ]
     found = trajectories(events, "Fix it")
     assert [*found] == ["agent-dev-001"]
     document = found["agent-dev-001"]
     assert document["schema_version"] == "ATIF-v1.6"
-    first, second = document["steps"]
+    first, second, third = document["steps"]
     assert (first["step_id"], first["source"], first["message"]) == (1, "user", "Fix it")
     assert second["tool_calls"] == [{"tool_call_id": "c1", "function_name": "files.read", "arguments": {"path": "a"}}]
     assert second["observation"] == {"results": [{"source_call_id": "c1", "content": '{"text": "x"}'}]}
     assert second["metrics"]["prompt_tokens"] == 10
     assert document["final_metrics"]["total_prompt_tokens"] == 20
-    assert document["final_metrics"]["total_steps"] == 2
+    assert document["final_metrics"]["total_steps"] == 3
+    assert (second["message"], third["message"]) == ("look", "Sure!")
