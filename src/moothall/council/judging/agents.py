@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from moothall.aio import seconds_until
@@ -60,7 +60,6 @@ class AgentTask:
     prepare: Prepare | None = None
     may_answer: bool = False
     recorded: bool = True
-    setup: SeatSetup | None = field(default=None)
 
 
 def tools_of(setup: SeatSetup) -> SeatTools | None:
@@ -87,7 +86,7 @@ async def run_agent(council: Assembly, task: AgentTask) -> str:
     prepared, d = council.prepared, council.d
     if prepared is None:
         raise AssertionError("agents with tools work on a repository")
-    setup = task.setup or council.setup_of(task.seat)
+    setup = council.setup_of(task.seat)
     llm = setup.llm.model_copy(update={"max_tokens": max(setup.llm.max_tokens, REPLY_TOKENS)})
     chat = ToolChat(
         d.task_id,

@@ -39,6 +39,7 @@ _PLACES = (
     "of your own where that copy is missing"
 )
 _COPY_SECONDS = 120
+_COPY_MB = 40  # of a workspace that is copied, since /tmp lies in memory
 _WHY_CHARS = 300
 
 
@@ -152,11 +153,15 @@ async def _lay_out(council: Assembly, workspace: Workspace, letters: str, diffs:
         call = ToolCall(f"answer-{letter}", WRITE, {"path": f"{_FOLDER}/{letter}.patch", "content": diff}, council.d.deadline)
         await workspace.call(call)
     copies = "; ".join(
-        f"(mkdir {letter} && cp -a /workspace/. {letter}/ && rm -rf {letter}/.git && cd {letter} && git apply --whitespace=nowarn "
-        f"{_PLACE}/{letter}.patch) || rm -rf {letter}"
+        f"(mkdir {letter} && cp -a /workspace/. {letter}/ && rm -rf {letter}/.git && cd {letter} && "
+        f"(! test -s ../{letter}.patch || git apply --whitespace=nowarn ../{letter}.patch)) || rm -rf {letter}"
         for letter in letters
     )
-    command = f"mkdir -p {_PLACE} && mv {_FOLDER}/* {_PLACE}/ && rmdir {_FOLDER} && (unset GIT_DIR GIT_WORK_TREE; cd {_PLACE}; {copies})"
+    small = f'test "$(du -sm /workspace | cut -f1)" -le {_COPY_MB}'
+    command = (
+        f"mkdir -p {_PLACE} && mv {_FOLDER}/* {_PLACE}/ && rmdir {_FOLDER} && "
+        f"({small} && unset GIT_DIR GIT_WORK_TREE && cd {_PLACE} && {{ {copies}; }})"
+    )
     call = ToolCall("answers", BASH, {"command": command, "timeout_seconds": _COPY_SECONDS}, council.d.deadline)
     result = await workspace.call(call)
     if result.error:
