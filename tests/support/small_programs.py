@@ -1,7 +1,7 @@
 """Small programs with a bug each, and pools of generated candidates of which few are right.
 
-Each has the right text, the change that makes it wrong, and arguments; the results of the right text are the cases. Every other case is a
-test of the repository, the others are hidden. Wrong candidates are the right text with one operator or constant changed.
+Each has the right text, the change that makes it wrong, and arguments; the results of the right text are the cases. Every other case is
+visible, the others are hidden. Wrong candidates are the right text with one operator or constant changed.
 """
 
 from __future__ import annotations
