@@ -106,6 +106,26 @@ async def test_a_council_of_one_is_reproduced_by_the_test_writer(native: Any) ->
     assert house.workspaces.alive == set()
 
 
+async def test_the_examples_of_the_task_are_given_to_the_test_writer_and_missed_ones_are_named(native: Any) -> None:
+    """It hands in a test without them first, and one with them when it is told."""
+    task = "discount() is wrong: discount(200, 10) should be 180, and `discount(50, 50)` must return `25`."
+    one = "from price import discount\n\n\ndef test_a():\n    assert discount(100, 1) == 99\n"
+    writer = turns((write(one, "tests/test_a.py"), SUBMIT), (write(TESTS, "tests/test_b.py"), SUBMIT), (SUBMIT,))
+    async with native(council_of(one=change(RIGHT), writer=writer), files=FILES, evidence=ALL) as house:
+        d = house.deliberation("single", 1, description=task)
+        events = await house.run(d)
+    first, second, *_ = [call for call in house.server.requests if "/test-writer/" in call.call_id]
+    listed = "- discount(200, 10) gives 180\n- discount(50, 50) gives 25"
+    assert listed in first.prompt
+    (told, *_) = [
+        message["content"] for message in second.body["messages"] if message["role"] == "tool" and "None of" in message["content"]
+    ]
+    assert told.endswith(f"None of your tests has these examples of the task:\n{listed}")
+    outcome = decided(house, events, d)
+    assert outcome.evidence_level is EvidenceLevel.REPRODUCED
+    assert "tests/test_b.py::test_example" in "\n".join(outcome.results[0].reasons)
+
+
 async def test_a_special_cased_answer_is_not_chosen_since_the_test_writer_s_test_fails_on_it(native: Any) -> None:
     answer = council_of(one=change(SPECIAL), two=change(RIGHT), writer=WRITER)
     async with native(answer, files=FILES, evidence=WRITER_ONLY) as house:

@@ -17,6 +17,7 @@ from moothall.council.judging.reviews import review_tokens
 from moothall.council.judging.trial import FAILS_EVERYWHERE, OTHER_REASON, PASSES_ON_BASE, Trial, Verdicts, tests_in, vote
 from moothall.council.prompting import evidence_prompt
 from moothall.council.prompting.reply import read_dropped
+from moothall.council.prompting.task_examples import examples_text, find_examples, missing_examples
 from moothall.council.prompting.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.council.prompting.variants import MalformedReplyError
 from moothall.domain.chat import FunctionCall, Message
@@ -112,11 +113,13 @@ async def _write(council: Assembly) -> tuple[Proposal | None, str]:
         again = bool(kept) and kept[-1].diff == author.diff
         kept.append(author)
         answer, good = await _try_on_base(council, author)
-        return answer, again or good
+        if missing := missing_examples(council.d.description, author.diff):
+            answer += f"\nNone of your tests has these examples of the task:\n{examples_text(missing)}"
+        return answer, again or (good and not missing)
 
     task = AgentTask(
         seat=TEST_WRITER,
-        head=evidence_prompt.writer_prompt(setup.shared, turns),
+        head=evidence_prompt.writer_prompt(setup.shared, turns, examples_text(find_examples(council.d.description))),
         tools=tools.with_submit(evidence_prompt.SUBMIT_TESTS),
         examine=examine,
         turns=range(1, turns + 1),

@@ -104,9 +104,14 @@ def submit_review(criteria: int) -> FunctionTool:
     return FunctionTool("submit", "Hand in your review. It ends your work.", closed_object(**fields))
 
 
-def writer_prompt(shared: str, turns: int) -> tuple[Message, ...]:
-    """Return the first messages of the test writer."""
-    return _pair(_WRITER, shared, f"Write the tests for this task now. {_TURNS.format(turns=turns)}")
+def writer_prompt(shared: str, turns: int, examples: str = "") -> tuple[Message, ...]:
+    """Return the first messages of the test writer. `examples`: those of the task's text, as a list."""
+    given = (
+        f"The task gives these examples. Each has to be in a test, with its values as they are:\n{examples}\n\n"
+        if examples
+        else ""
+    )
+    return _pair(_WRITER, shared, f"{given}Write the tests for this task now. {_TURNS.format(turns=turns)}")
 
 
 def breaker_prompt(shared: str, patches: Sequence[tuple[str, str]], places: str, turns: int) -> tuple[Message, ...]:
