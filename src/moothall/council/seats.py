@@ -377,7 +377,7 @@ async def _attempt(
     if council.d.agent is not None:  # the re-check is the house's, and has its limits
         prepared = replace(prepared, bounds=council.d.agent.bounds)
     patch = start.patch.diff if start and start.patch else ""
-    also = frozenset(sitting.latest.assessment.regressions) if start else frozenset[str]()
+    also = frozenset(sitting.latest.seen.regressions) if start else frozenset[str]()
     for lost in range(1, _WORKSPACES + 1):
         try:
             async with council.parts.workspaces.open(prepared, called, patch=patch) as workspace:
