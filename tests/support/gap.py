@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from moothall.domain.repository import Prepared, with_checks
-from moothall.domain.task import VALIDATION
+from moothall.council.facts import Facts
+from moothall.council.judging.recheck import Bench
+from moothall.council.judging.runs import FreshRuns
+from moothall.domain.proposal import Proposal
+from moothall.domain.repository import Profile
+from moothall.domain.task import VALIDATION, Deliberation, RepositoryRef
 from moothall.ranking import rank
-from support.court import Court, court
+from moothall.testing.bus import MemoryBus
 from support.local import python
+from support.repos import Repo, make_repo
 from support.small_programs import Generated, Program, pool, recovered
+from support.workspace import TempWorkspaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,29 +33,49 @@ class Choice:
 
 
 async def choose(folder: Path, programs: Sequence[Program], seed: int, tell: Callable[[Choice], object] = id) -> list[Choice]:
-    """Judge a pool of each program; its visible and its hidden cases are two checks of the caller. `tell` hears each choice."""
-    files = {"programs/__init__.py": "", **{f"programs/{program.name}.py": program.wrong_text for program in programs}}
+    """Judge a pool of each program, in workspaces without a sandbox. `tell` hears each choice."""
     choices: list[Choice] = []
-    async with court(folder, files, python("import programs")) as place:
-        for program in programs:
-            choices.append(await _choose_one(place, program, pool(program, seed)))
-            tell(choices[-1])
+    for program in programs:
+        choices.append(await _choose_one(folder / program.name, program, pool(program, seed)))
+        tell(choices[-1])
     return choices
 
 
-async def _choose_one(place: Court, program: Program, generated: Sequence[Generated]) -> Choice:
+async def _choose_one(folder: Path, program: Program, generated: Sequence[Generated]) -> Choice:
+    """The visible and the hidden cases are two checks of the caller."""
+    path = f"programs/{program.name}.py"
+    repo = make_repo(folder / "repo", {"programs/__init__.py": "", path: program.wrong_text})
     checks = {f"{VALIDATION}-{half + 1}": python(_asserting(program, half)) for half in range(2)}
-    given: Prepared = place.prepared
-    base = with_checks(given.base, checks)
-    runs = {name: await place.house.preparer._run_check(replace(given, base=base), name) for name in checks}
-    here = Court(place.house, replace(given, base=base, runs={**given.runs, **runs}), place.repo, program.task)
-    bench = here.bench()
-    judged = []
-    for seat, item in enumerate(generated, 1):
-        judged.append(await bench.judge(here.proposal({f"programs/{program.name}.py": f"{item.text}\n"}, seat)))
-    first = rank([item.candidate for item in judged])[0]
-    selected = generated[int(first.seat[-3:]) - 1]
+    workspaces = TempWorkspaces(repo, folder, Profile(checks={"tests": python("import programs"), **checks}))
+    prepared = await workspaces.prepare()
+    d = Deliberation(
+        task_id=program.name.replace("_", "-"),
+        description=program.task,
+        role="dev",
+        protocol="vote",
+        seats=tuple(f"agent-dev-{seat:03d}" for seat in range(1, len(generated) + 1)),
+        rounds=0,
+        deadline=datetime.now(UTC) + timedelta(seconds=1200),
+        max_turns=1,
+        repository=RepositoryRef(id=prepared.base.repository),
+        base_sha=prepared.base.sha,
+    )
+    runs = FreshRuns(d, prepared, workspaces, workspaces.read, asyncio.Semaphore(1))
+    bench = Bench(runs, Facts(MemoryBus(), d))
+    judged = [
+        await bench.judge(Proposal(seat, "dev", "", _diff(repo, path, f"{item.text}\n")))
+        for seat, item in zip(d.seats, generated, strict=True)
+    ]
+    first = rank([item.candidate for item in await bench.cross(judged)])[0]
+    selected = generated[d.seats.index(first.seat)]
     return Choice(program.name, first.passed_gates and selected.right, sum(item.right for item in generated), len(generated))
+
+
+def _diff(repo: Repo, path: str, text: str) -> str:
+    repo.write({path: text})
+    diff = repo.git("diff")
+    repo.git("checkout", "--quiet", "--", path)
+    return f"{diff}\n"
 
 
 def _asserting(program: Program, half: int) -> str:

@@ -268,7 +268,7 @@ def _behaviour(
 ) -> str:
     """Equal for candidates that no shared test tells apart. A new test of the author's own is not
     shared: counting it would put everyone who wrote one into a cluster of one. Checks without cases, such as linters, and
-    advisory ones say nothing of behaviour.
+    advisory ones say nothing of behaviour; '' if there are no others.
     """
     parts: list[str] = []
     for name in sorted(now):
@@ -279,7 +279,7 @@ def _behaviour(
             for case, outcome in sorted(now[name].cases.items())
             if case not in forgiven and (case in before or not may_be_own(case, own_tests, packages))
         ]
-    return digest(*parts)
+    return digest(*parts) if parts else ""
 
 
 def is_silent(base: CheckRun | None, run: CheckRun | None) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.proposal import Assessment, Candidate, Proposal
 from moothall.domain.repository import Profile
-from moothall.ranking import assess, is_done
+from moothall.ranking import assess, is_done, rank
 from moothall.ranking.assess import is_silent, unmatched_cases
 from moothall.ranking.authors import may_be_own
 from moothall.ranking.gates import gate_failures
@@ -200,6 +200,13 @@ def test_a_linter_does_not_tell_candidates_apart(advisory: tuple[str, ...]) -> N
     finding = CheckRun("lint", Verdict.FAILED, findings=("src/a.py: SIM102",))
     found = [assess(BASE, {"tests": tests, "lint": lint}, profile, (), applies=True) for lint in (LINT, finding)]
     assert found[0].behaviour == found[1].behaviour
+
+
+def test_nothing_is_said_of_behaviour_where_no_test_ran() -> None:
+    found = assess({}, {}, Profile(), (), applies=True)
+    assert found.behaviour == ""
+    candidates = [Candidate(Proposal(seat, "dev", "", f"+{seat}"), found) for seat in ("one", "two")]
+    assert not any("behave the same" in reason for item in rank(candidates) for reason in item.reasons)
 
 
 def test_an_advisory_check_decides_nothing() -> None:

@@ -1,7 +1,8 @@
 """The tests that seats brought, run on every candidate.
 
 A case of an author counts if it is new or changed, fails on the base for a reason that the task gives, and passes on the author's own
-candidate, each time in three runs (in one, if a run takes longer than a minute). The author's version of a test file takes the place of the base's for these runs alone.
+candidate, each time in three runs (in one, if a run takes longer than a minute). Its new cases that pass on the base, too, are guards:
+a candidate of another seat that breaks one does not pass the tests of this author. The author's version of a test file takes the place of the base's for these runs alone.
 """
 
 from __future__ import annotations
@@ -73,9 +74,10 @@ async def runnable_paths(runs: FreshRuns, tests: Sequence[str], diff: str) -> di
 
 @dataclass(frozen=True, slots=True)
 class ValidCases:
-    """The cases of an author that count, by check. why: the reason if there are none."""
+    """The cases of an author that count, by check. guards: its new ones that pass on the base. why: the reason if there are none."""
 
     cases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    guards: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     why: str = ""
 
     @property
@@ -113,12 +115,12 @@ class AuthorTests:
         They never score the author's own candidates, nor one that is the same patch. What differs from run to run is no vote.
         """
         latest = {author.seat: author for author in authors}
-        valid = {seat: (await self.validate(author)).cases for seat, author in latest.items()}
+        valid = {seat: await self.validate(author) for seat, author in latest.items()}
         pairs = [
             (item, author)
             for item in candidates
             for author in latest.values()
-            if item.seat != author.seat and item.diff != author.diff and valid[author.seat]
+            if item.seat != author.seat and item.diff != author.diff and valid[author.seat].cases
         ]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._vote(item.diff, author, valid[author.seat])) for item, author in pairs]
@@ -138,23 +140,26 @@ class AuthorTests:
 
     async def _validate(self, author: Proposal) -> ValidCases:
         found: dict[str, tuple[str, ...]] = {}
+        guards: dict[str, tuple[str, ...]] = {}
         reasons: list[str] = []
         for check, paths in (await self.paths(author)).items():
-            cases, why = await self._valid_cases(author, check, paths)
+            cases, guards[check], why = await self._valid_cases(author, check, paths)
             reasons += [why] if why else []
             if cases:
                 found[check] = cases
         if not found and not reasons:
             reasons = ["no runner of this repository takes these files by name"]
-        return ValidCases(found, "" if found else reasons[0])
+        return ValidCases(found, guards, "" if found else reasons[0])
 
-    async def _valid_cases(self, author: Proposal, check: str, paths: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    async def _valid_cases(
+        self, author: Proposal, check: str, paths: Sequence[str]
+    ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
         before = self.runs.prepared.runs[check].cases if check in self.runs.prepared.runs else {}
         own = await self.run_tests(author.diff, author, check, paths)
         new = [case for case, outcome in own.cases.items() if case not in before and outcome == "passed"]
         known = [case for case, outcome in own.cases.items() if before.get(case) == outcome == "passed"]
         if not new and not known:
-            return (), _why_none(own, before)
+            return (), (), _why_none(own, before)
         base = await self.run_tests("", author, check, paths)
         # A known case that fails here was changed by its author. That its file cannot be loaded says nothing of it.
         red = [case for case in new if self.fails_on_base(base, case)] + [
@@ -162,19 +167,22 @@ class AuthorTests:
         ]
         if base.status != "success" or not red:
             if not new:
-                return (), _why_none(own, before)
+                return (), (), _why_none(own, before)
             passing = base.status == "success" and all(base.cases.get(case) == "passed" for case in new)
             return (
                 (),
+                (),
                 "they pass without the change" if passing else "they fail on the base for a reason that the task does not give",
             )
+        guards = [case for case in new if base.cases.get(case) == "passed"]
         for number in range(2, RUNS + 1):
             if max(base.duration_ms, own.duration_ms) > LONG_MS:
                 break
             again = await self.run_tests("", author, check, paths, number)
             once_more = await self.run_tests(author.diff, author, check, paths, number)
             red = [case for case in red if self.fails_on_base(again, case) and once_more.cases.get(case) == "passed"]
-        return tuple(red), "" if red else "they differ from run to run"
+            guards = [case for case in guards if again.cases.get(case) == once_more.cases.get(case) == "passed"]
+        return tuple(red), tuple(guards), "" if red else "they differ from run to run"
 
     async def passing_on_base(self, author: Proposal) -> tuple[tuple[str, ...], str]:
         """Return the new cases of an author if all of them pass on the base in three runs; else why they count for nothing."""
@@ -203,22 +211,24 @@ class AuthorTests:
         errors = "\n".join([*(base.details.get(name, "") for name in (case, *containers(case))), base.output[-_OUTPUT:]])
         return bool(missing_names(errors) & names_in(self.facts.d.description))
 
-    async def _vote(self, diff: str, author: Proposal, cases: Mapping[str, tuple[str, ...]]) -> Evidence | None:
+    async def _vote(self, diff: str, author: Proposal, valid: ValidCases) -> Evidence | None:
         """Return what a candidate comes to under the cases of an author; None if that differs from run to run."""
+        cases = valid.cases
         red: list[str] = []
         runs: list[CheckRun] = []
-        every = await self.paths(author)
+        paths_of = await self.paths(author)
         for check, some in cases.items():
-            paths = every[check]
+            paths = paths_of[check]
             run = await self.run_tests(diff, author, check, paths)
-            failed = [case for case in some if run.cases.get(case) != "passed"]
+            every_case = (*some, *valid.guards.get(check, ()))
+            failed = [case for case in every_case if run.cases.get(case) != "passed"]
             if failed and run.duration_ms <= LONG_MS:
                 again = await self.run_tests(diff, author, check, paths, 2)
-                if failed != [case for case in some if again.cases.get(case) != "passed"]:
+                if failed != [case for case in every_case if again.cases.get(case) != "passed"]:
                     return None
             red += failed
             runs.append(run)
-        total = sum(len(some) for some in cases.values())
+        total = sum(len(some) + len(valid.guards.get(check, ())) for check, some in cases.items())
         return Evidence(
             check="cross",
             verdict=Verdict.FAILED if red else Verdict.PASSED,
