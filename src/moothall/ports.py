@@ -294,9 +294,12 @@ class Workspaces(Protocol):
         patch: str = "",
         extra: str = "",
         judged: bool = False,
+        files: Mapping[str, str] = NOTHING,
+        append: Mapping[str, str] = NOTHING,
     ) -> AbstractAsyncContextManager[Workspace]:
         """A fresh workspace on `prepared`, with `patch` (a git diff against the base) applied, and then of
-        the diff `extra` only the test files. `judged`: test files, and what configures their runners, are as they were on the
+        the diff `extra` only the test files, then the texts `files` by path, and at the end
+        of files those of `append`. `judged`: test files, and what configures their runners, are as they were on the
         base, and not there where it has none; new tests come by `extra` alone. Raises `PatchRefused`.
         """
         ...
@@ -314,7 +317,9 @@ class Repositories(Protocol):
         ...
 
     async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
-        """Set up once per lock file, check out once per commit, run the checks once on the untouched base."""
+        """Set up once per lock file, check out once per commit, run the checks once on the untouched base. Tests that the profile
+        hides are not in it, and are returned beside it.
+        """
         ...
 
     async def check_delivery(self, repository: str, base_sha: str, branch: str) -> None:

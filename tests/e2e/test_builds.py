@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from moothall.domain.evidence import Verdict
+from moothall.domain.evidence import EvidenceLevel, Verdict
 from moothall.domain.repository import BuildStep, Prepared
 from moothall.repositories.objects import Change
+from support.court import Court
 from support.local import PYTEST, Local, local
 
 pytestmark = pytest.mark.e2e
@@ -92,3 +93,17 @@ async def test_what_a_build_installs_is_on_the_path_and_no_runner_is_started_wit
     assert made.runs["tests"].cases["test_a.py::test_a"] == "failed"
     assert made.runs["tests"].cases["/tmp/moothall-site/pytest.py"] == "errored"
     assert "test_a.py::test_b" not in made.runs["tests"].cases
+
+
+async def test_an_honest_patch_to_compiled_code_is_proven_and_one_that_does_not_build_is_refused(tmp_path: Path) -> None:
+    """The clean re-check builds it, too, in a workspace without network: the old product judges nobody."""
+    test = "def test_product():\n    assert open('product').read() == 'right\\n'\n\n\ndef test_one():\n    assert True\n"
+    async with local(tmp_path, {**FILES, "tests/test_product.py": test}) as house:
+        base = await house.preparer.prepare(
+            house.base(setup=(BUILD,), checks={"tests": PYTEST}, builds=(BuildStep(BUILD, sources=("*.c",)),))
+        )
+        assert base.runs["tests"].cases["tests/test_product.py::test_product"] == "failed"
+        place = Court(house, base, tmp_path / "repo", "test_product fails: mend it")
+        right, broken = await place.rank({"source.c": "right\n"}, {"source.c": "broken\n"})
+    assert (right.seat, right.passed_gates, right.level) == ("agent-dev-001", True, EvidenceLevel.PROVEN), right.reasons
+    assert not broken.passed_gates

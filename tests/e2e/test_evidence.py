@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from moothall.council.judging.recheck import facts_text
+from moothall.council.judging.trial import Trial, tests_in
 from moothall.domain.evidence import EvidenceLevel
+from moothall.domain.repository import Patch
+from moothall.ranking import changed_files
 from support.court import PYTEST, UNITTEST, court
 from support.local import PACKAGES
 
@@ -186,6 +190,82 @@ async def test_a_test_of_one_seat_decides_where_no_other_does(tmp_path: Path, na
         without = await place.rank(pool.wrong[0], pool.right, pool.wrong[1])
     assert all(item.undecided and item.level is EvidenceLevel.UNPROVEN for item in without)
     assert any("Undecided" in reason for reason in without[0].reasons)
+
+
+@pytest.mark.parametrize("name", [name for name, pool in POOLS.items() if pool.test])
+async def test_a_hidden_test_proves_the_right_answer(tmp_path: Path, name: str) -> None:
+    """It runs on every answer and on the base, and is in no workspace of a seat."""
+    pool = POOLS[name]
+    if shutil.which(pool.program) is None:
+        pytest.skip(f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
+    async with court(tmp_path, pool.base, pool.argv, task=TASK, hidden=pool.test) as place:
+        first, *others = await place.rank(pool.wrong[0], pool.right, pool.wrong[1])
+    assert (first.seat, first.level) == ("agent-dev-002", EvidenceLevel.PROVEN), first.reasons
+    assert any("hidden:" in reason and "percents" in reason.lower() for reason in first.reasons)
+    assert all(item.level is EvidenceLevel.UNPROVEN for item in others)
+
+
+@pytest.mark.parametrize("name", [name for name, pool in POOLS.items() if pool.test])
+async def test_a_claim_that_the_task_is_done_needs_a_test_that_passes_on_the_base(tmp_path: Path, name: str) -> None:
+    pool = POOLS[name]
+    if shutil.which(pool.program) is None:
+        pytest.skip(f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
+    async with court(tmp_path / "done", {**pool.base, **pool.right}, pool.argv, task=TASK) as place:
+        cases, why = await place.bench().cases_on_base(place.proposal(pool.test))
+        assert ([case for case in cases if "percents" in case.lower()], why) == (list(cases), "")
+        assert cases
+        old = {path: text + "\n" for path, text in pool.base.items() if path in pool.test or "test" in path.lower()}
+        assert (await place.bench().cases_on_base(place.proposal(old)))[1] == "it brings no new test that passes on the base"
+    async with court(tmp_path / "open", pool.base, pool.argv, task=TASK) as place:
+        cases, why = await place.bench().cases_on_base(place.proposal(pool.test))
+    assert (cases, "its tests fail on the base" in why) == ((), True)
+
+
+async def test_an_answer_that_breaks_a_hidden_test_is_refused_and_its_author_is_told_nothing(tmp_path: Path) -> None:
+    pool = POOLS["pytest, new file"]
+    hidden = {"tests/test_secret.py": "from shop.price import discount\n\n\ndef test_secret():\n    assert discount(7, 0) == 7\n"}
+    broken = {"shop/price.py": PYTHON.replace("return price", "return 0 if price == 7 else price")}
+    async with court(tmp_path, pool.base, pool.argv, task=TASK, hidden=hidden) as place:
+        judged = await place.bench().judge(place.proposal(broken))
+        fine = await place.bench().judge(place.proposal(pool.right))
+    assert (judged.passes, judged.solves, fine.passes) == (False, True, True)
+    assert judged.assessment.regressions == ("hidden:tests/test_secret.py::test_secret",)
+    assert not any("secret" in item.output for item in judged.assessment.evidence)
+    assert "secret" not in facts_text(judged, place.prepared.runs)
+
+
+async def test_a_test_of_the_author_in_the_file_of_a_hidden_one_neither_replaces_nor_voids_it(tmp_path: Path) -> None:
+    pool = POOLS["pytest, new file"]
+    (path,) = pool.test
+    async with court(tmp_path, pool.base, pool.argv, task=TASK, hidden=pool.test) as place:
+        right, wrong = await place.rank(
+            {**pool.right, path: "def test_percents():\n    pass\n"}, {**pool.wrong[0], path: "def test_percents():\n    pass\n"}
+        )
+    assert (right.seat, right.level, wrong.level) == ("agent-dev-001", EvidenceLevel.PROVEN, EvidenceLevel.UNPROVEN)
+
+
+@pytest.mark.parametrize("name", POOLS)
+async def test_tests_of_an_agent_without_an_answer_choose_in_every_language(tmp_path: Path, name: str) -> None:
+    """The new case fails on the base and on the wrong answers. The same files without new cases, and other files, are no tests."""
+    pool = POOLS[name]
+    if shutil.which(pool.program) is None:
+        pytest.skip(f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
+    written = pool.test or {"src/lib.rs": _RUST + _RUST_INSIDE + _RUST_INSIDE_CASE + "}\n"}
+
+    async def fits(_cases: Sequence[str]) -> Mapping[str, str]:
+        return {}
+
+    async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
+        tests, right = place.bench().author_tests, place.proposal(pool.right)
+        wrong = [place.proposal(files, number) for number, files in enumerate(pool.wrong, 2)]
+        made = place.proposal({**pool.right, **written, "go.work": "go 1.19\n", "README.md": "new\n"}, 9)
+        patch = Patch("", "", made.diff, changed_files(made.diff), made.own_tests)
+        author = await tests_in(tests.runs, patch, "test-writer", "dev")
+        verdicts = await Trial(tests, author, [item.diff for item in (right, *wrong)]).run(fits)
+    assert set(changed_files(author.diff)) == set(written), "nothing but tests is taken over"
+    assert len(verdicts.counted) == 1, verdicts.states
+    assert verdicts.red == {*verdicts.counted}
+    assert [bool(verdicts.passed[item.diff]) for item in (right, *wrong)] == [True, False, False]
 
 
 async def test_a_second_right_patch_is_reproduced_by_the_first_one_s_test(tmp_path: Path) -> None:

@@ -14,19 +14,23 @@ import pytest
 
 from house import Command, git
 from moothall.domain.event import EventType
+from moothall.domain.evidence import TEST_WRITER, TIE_BREAKER
 from moothall.testing.model import NativeReply, Reply, phase_of, scripted_model, seat_of, step_of
 
 pytestmark = pytest.mark.e2e
 
 RECORDINGS = sorted((Path(__file__).parent.parent / "recordings").glob("*.json"))
 QUICK = {"MOOTHALL_LLM__RETRIES": "0", "MOOTHALL_LIMITS__PATIENCE": "0"}
+AGENTS = (TEST_WRITER, TIE_BREAKER)
 
 
 def replay(recording: Mapping[str, Any]) -> Any:
     """Answer as recorded, by seat and turn; a call after the last turn is an error of the loop."""
 
-    def answer(_body: Mapping[str, Any], headers: Mapping[str, str]) -> Reply:
-        if phase_of(headers) != "propose":
+    def answer(body: Mapping[str, Any], headers: Mapping[str, str]) -> Reply:
+        if "tools" not in body and phase_of(headers) == "verify" and seat_of(headers) in AGENTS:
+            return json.dumps({"dropped": []})  # who reads tests against the task
+        if phase_of(headers) != "propose" and seat_of(headers) not in AGENTS:
             return json.dumps({"comment": "fine", "met": [], "unmet": [1], "score": 6})
         turns = recording["seats"][seat_of(headers)]
         reply = turns[int(step_of(headers).split(".")[1]) - 1]
@@ -47,16 +51,23 @@ async def test_a_right_change_is_never_lost(place: Path, tmp_path: Path) -> None
     git(repo, "add", "--all")
     git(repo, "-c", "user.name=Ada", "-c", "user.email=ada@example.org", "commit", "--quiet", "--message", "begin")
     async with scripted_model(replay(recording), tools=True) as model:
-        command = Command(tmp_path / "data", model.base_url, QUICK)
-        done = await command("deliberate", "--repo", str(repo), "--protocol", "single", "--json", recording["task"], seconds=600)
+        settings = {
+            "MOOTHALL_EVIDENCE__TEST_WRITER": str(TEST_WRITER in recording["seats"]).lower(),
+            "MOOTHALL_EVIDENCE__TIE_BREAKER": str(TIE_BREAKER in recording["seats"]).lower(),
+        }
+        command = Command(tmp_path / "data", model.base_url, QUICK | settings)
+        seats = [seat for seat in recording["seats"] if seat not in AGENTS]
+        options = ("--protocol", recording.get("protocol", "single"), "--agents", str(len(seats)))
+        done = await command("deliberate", "--repo", str(repo), *options, "--json", recording["task"], seconds=600)
         assert done.document["winner_id"], done.err
-        (seat,) = recording["seats"]
-        assert len(model.requests) == len(recording["seats"][seat])
+        assert recording.get("level") in {None, done.document["evidence_level"]}, done.document["results"][0]["reasons"]
+        asked = [call for call in model.requests if "tools" in call.body]
+        assert len(asked) == sum(map(len, recording["seats"].values()))
         first = model.requests[0]
         logged = await command("log", "tail", "--task", done.document["task_id"], "--json")
     assert len(first.prompt) < 9_000, "the first prompt stays short"
     turns = [event for line in logged.out.splitlines() if (event := json.loads(line)).get("type") == EventType.SEAT_TURN]
-    assert len(turns) == len(recording["seats"][seat])
+    assert len(turns) == sum(map(len, recording["seats"].values()))
     git(repo, "checkout", "--quiet", done.document["branch"])
     for name, text in recording["hidden"].items():
         (repo / name).parent.mkdir(parents=True, exist_ok=True)

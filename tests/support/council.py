@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from moothall.config import GuardSettings, LimitSettings, LlmSettings, RunnerSettings
+from moothall.config import EvidenceSettings, GuardSettings, LimitSettings, LlmSettings, RunnerSettings
 from moothall.council.prompting.survey import Surveyor
 from moothall.council.protocols import Parts, deliberate
 from moothall.council.recording import Recording
@@ -29,6 +29,7 @@ from moothall.testing.model import Answer, ScriptedModel, phase_of, scripted_mod
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo
 from support.workspace import TempWorkspaces
 
+NO_AGENTS = EvidenceSettings(test_writer=False, tie_breaker=False, review_tools=False)
 TASK = "Add hello_world() function to src/utils.py"
 ONE, TWO, THREE = (seat_id("dev", number) for number in (1, 2, 3))
 
@@ -166,6 +167,7 @@ async def open_council(
     *,
     files: Mapping[str, str | bytes] | None = None,
     limits: LimitSettings | None = None,
+    evidence: EvidenceSettings | None = None,
     schemas: bool = True,
     tools: bool = False,
     run_code: RunCode | None = None,
@@ -173,7 +175,7 @@ async def open_council(
     **llm: Any,
 ) -> AsyncIterator[CouncilHouse]:
     """Build it in `folder`. `run_code` runs Python, by the settings `python`; `tools`: the model calls tools
-    natively. `llm` are settings of the model."""
+    natively. `evidence`: the agents beside the seats, none without it. `llm` are settings of the model."""
     repo: Repo = await asyncio.to_thread(make_repo, folder / "repo", dict(files or SAMPLE))
     workspaces = TempWorkspaces(repo, folder / "workspaces")
     workspaces.root.mkdir()
@@ -197,6 +199,7 @@ async def open_council(
             read=workspaces.read,
             log=bus,
             limits=limits or LimitSettings(patience=0),
+            evidence=evidence or NO_AGENTS,
             llm=settings,
             run_code=run_code,
             surveyor=Surveyor(workspaces, limits or LimitSettings(patience=0)),

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from moothall.council.judging.runs import FreshRuns
 from moothall.domain.proposal import Proposal, RankedCandidate
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.ports import NOTHING
 from moothall.ranking import rank
 from moothall.repositories import patch_rules
 from moothall.repositories.profile import PROTECTED, read_profile
@@ -86,7 +87,13 @@ class Court:
 
 @asynccontextmanager
 async def court(
-    folder: Path, files: Mapping[str, str], argv: Sequence[str] = (), *, task: str = TASK, **limits: Any
+    folder: Path,
+    files: Mapping[str, str],
+    argv: Sequence[str] = (),
+    *,
+    task: str = TASK,
+    hidden: Mapping[str, str] = NOTHING,
+    **limits: Any,
 ) -> AsyncIterator[Court]:
     """Prepare a base whose tests are run by `argv`; without it, by the detected command."""
     if "Cargo.toml" in files:
@@ -100,4 +107,4 @@ async def court(
         else:
             base = Base("sample", house.sha, await read_profile(house.clone, house.sha))
             prepared = await house.preparer.prepare(base)
-        yield Court(house, prepared, folder / "repo", task)
+        yield Court(house, replace(prepared, hidden=hidden), folder / "repo", task)

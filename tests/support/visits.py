@@ -38,10 +38,11 @@ class Rooms:
         patch: str = "",
         extra: str = "",
         judged: bool = False,
-        instead: Mapping[str, str] = NOTHING,
+        files: Mapping[str, str] = NOTHING,
+        append: Mapping[str, str] = NOTHING,
     ) -> AsyncIterator[Workspace]:
         """Make a room."""
-        del prepared, patch, extra, judged, instead
+        del prepared, patch, extra, judged, files, append
         self.rooms[name] = Room()
         try:
             yield self.rooms[name]

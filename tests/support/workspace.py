@@ -84,15 +84,16 @@ class TempWorkspaces:
         patch: str = "",
         extra: str = "",
         judged: bool = False,
-        instead: Mapping[str, str] = NOTHING,
+        files: Mapping[str, str] = NOTHING,
+        append: Mapping[str, str] = NOTHING,
     ) -> AsyncIterator[TempWorkspace]:
         """Copy the base, apply `patch`, take its new tests out and restore protected files of the base if `judged`, add the tests
-        of `extra`, and the files of `instead`.
+        of `extra`, and the texts `files`.
         """
         self.opened.append(name)
         folder = self.root / f"{len(self.opened)}-{name}"
         await asyncio.to_thread(self._make, folder, prepared, patch, extra, judged)
-        Repo(folder).write(instead)
+        Repo(folder).write(files)
         self.alive.add(name)
         try:
             yield TempWorkspace(name, Repo(folder), prepared, self)

@@ -43,6 +43,7 @@ BUCKETS: Mapping[str, BucketSpec] = {
         BucketSpec("sessions", "<tenant>.<digest>: what is known of a session of the agent service", max_age=7 * DAY),
         BucketSpec("bundles", "<tenant>.<digest>: packs of a story that a caller had kept, and until when", max_age=7 * DAY),
         BucketSpec("leases", "<what>: which process does what one alone may do at a time; renewed while it lives", max_age=DAY),
+        BucketSpec("hidden", "<tenant>.<digest>: tests of callers that no seat sees", max_age=30 * DAY),
         BucketSpec("revoked", "ids of capability tokens, and workspaces, whose tokens are called off", max_age=7 * DAY),
     )
 }

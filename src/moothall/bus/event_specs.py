@@ -172,7 +172,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             evidence_level="proven, reproduced, self_tested, unproven",
             undecided="whether only a hash put the winner before another answer",
             results="rank, score, reasons, checks, evidence, diff or its reference",
-            final_state="committed, no_winner, failed, timeout, cancelled, answered",
+            final_state="committed, no_winner, failed, timeout, cancelled, answered, already_done",
             branch="where the winner lies",
             commit_sha="the winner's commit",
             usage="tokens, calls, money",
@@ -304,6 +304,12 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             assessment="applies, required, regressions, proven, behaviour; with the check `applies`",
             cross_author="whose tests, with the check `cross`",
             cross_fingerprint="of the proposal that these tests are taken from",
+        ),
+        _spec(
+            _E.EVIDENCE_REPORTED,
+            _C.RESULTS,
+            _TASK,
+            report="agent, message, candidate, cases, diff, missing, usage: what an agent beside the seats found",
         ),
         _spec(
             _E.DECISION_MADE,

@@ -16,6 +16,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "deliberate": ("deliberate:deliberate", "Let a council work on a task; its winner is a branch."),
         "ask": ("ask:ask", "Let one agent answer, in words or with a diff to apply."),
         "check": ("check:check", "Set a repository up and show what its checks say."),
+        "evaluate": ("evaluate:evaluate", "Measure models and councils on your own history."),
         "demo": ("demo:demo", "Watch a council of three on a sample repository."),
     },
     "Tasks": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 import click
 
 from moothall.cli import complete
+from moothall.cli.hidden_tests import read_hidden_tests
 from moothall.cli.options import example, json_option, repository_options, text_option, verbose_option
 from moothall.cli.plain import teller
 from moothall.cli.ranges import SEED, SettingRange
@@ -50,7 +52,7 @@ Tell = Callable[[Outcome], int]
     "--protocol",
     default="",
     shell_complete=complete.protocols,
-    help="single, vote, debate, tests_then_verify (the default) or ask: one seat, whose answer may be no change.",
+    help="single, vote, debate, tests_then_verify (the default), tournament or ask: one seat, whose answer may be no change.",
 )
 @click.option("--adaptive", is_flag=True, help="Start with two seats, add more while evidence disagrees.")
 @click.option("--peer-review", is_flag=True, help="Ask every seat for reviews, in any protocol.")
@@ -58,6 +60,13 @@ Tell = Callable[[Outcome], int]
 @click.option("--require", "requirements", multiple=True, help="A requirement that reviewers judge as met or not; repeatable.")
 @click.option(
     "--check", "checks", multiple=True, help="A command that must pass, beside the repository's own checks; repeatable."
+)
+@click.option(
+    "--hidden-tests",
+    "hidden",
+    multiple=True,
+    metavar="PATH[:DEST]",
+    help="Tests that no seat sees and that run on every answer: a folder with the repository's layout, or a file; repeatable.",
 )
 @click.option(
     "--timeout",
@@ -106,6 +115,7 @@ async def deliberate(
     rubric: str,
     requirements: tuple[str, ...],
     checks: tuple[str, ...],
+    hidden: tuple[str, ...],
     seconds: int | None,
     turns: int | None,
     model: str,
@@ -138,6 +148,11 @@ async def deliberate(
         seed=seed,
     )
     named = NamedRepository(repo, ref, text, profile)
+    if hidden:
+        from moothall.wiring.repository import files_here
+
+        top = None if text else await files_here(settings, repo)
+        request = replace(request, hidden_tests=await asyncio.to_thread(read_hidden_tests, hidden, top))
     if server and profile:
         raise InvalidRequest("a server elsewhere reads no --profile from here; register the repository with its commands there")
     out = sys.stdout  # as it was before a house is opened: inside, stray prints go to stderr

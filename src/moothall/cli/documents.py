@@ -137,6 +137,12 @@ def _registered_class() -> Any:
     return Registered
 
 
+def _report_class() -> Any:
+    from moothall.evaluate.report import Report
+
+    return Report
+
+
 def _spec_schema() -> dict[str, Any]:
     from moothall.agents.specs import schema
 
@@ -153,6 +159,7 @@ _SCHEMAS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "clean": lambda: _of(CleanDocument),
     "deliberate": lambda: _of(Outcome, version=_CONSTANT),
     "doctor": lambda: _of(list[Finding]),
+    "evaluate": lambda: _of(_report_class()),
     "fleet": lambda: _of(FleetDocument),
     "list": lambda: _of(TasksDocument),
     "repo-add": lambda: _of(_registered_class(), version=_CONSTANT),

@@ -29,12 +29,14 @@ BROKEN = frozenset(
 
 
 def exit_code(outcome: Outcome, *, answers: bool = False) -> int:
-    """Return 0 for a winner that is proven or reproduced, 3 for another one, 1 for none, 2 where a part was broken: the winner could not be
+    """Return 0 for a winner that is proven or reproduced, or shows that the task is already done, 3 for another one, 1 for none, 2 where a part was broken: the winner could not be
     delivered, or no seat could work at all. `answers`: an answer in words needs no proof.
     """
     if outcome.winner_id:
         if outcome.final_state == "failed":
             return EXIT_WRONG
+        if outcome.final_state == "already_done":
+            return 0
         return 0 if outcome.level.independent or (answers and outcome.final_state == "answered") else EXIT_UNPROVEN
     seats = [seat for seat in outcome.seats if seat.status != "unstarted" or seat.error_code]
     broken = bool(seats) and all(seat.status == "failed" and seat.error_code in BROKEN for seat in seats)

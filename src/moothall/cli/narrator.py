@@ -30,6 +30,7 @@ _IMPORTANT = {
     EventType.SEAT_PROPOSED,
     EventType.SEAT_REVISED,
     EventType.CHECK_FINISHED,
+    EventType.EVIDENCE_REPORTED,
     EventType.SEAT_FAILED,
     EventType.SEAT_FINISHED,
     EventType.DELIBERATION_CANCELLED,
@@ -163,7 +164,8 @@ class Narrator:
         """Show an event."""
         self._board.take(recorded)
         if self._live is not None:
-            if _is_base(recorded) or _is_refusal(recorded) or recorded.event.type is EventType.DELIBERATION_STARTED:
+            told = recorded.event.type in {EventType.DELIBERATION_STARTED, EventType.EVIDENCE_REPORTED}
+            if told or _is_base(recorded) or _is_refusal(recorded):
                 self._print(recorded)
             return
         self._wait()

@@ -146,6 +146,15 @@ def _tell_review(data: Mapping[str, Any]) -> tuple[str, str]:
     return f"reviews {data['candidate']}: {review['score']:.2f} {review['comment']}", ""
 
 
+def _tell_report(data: Mapping[str, Any]) -> tuple[str, str]:
+    report = data["report"]
+    usage = report.get("usage") or {}
+    spent = usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
+    return f"{plain(report['message'], 600)}" + (f" ({spent} tokens)" if spent else ""), "yellow" if report.get(
+        "missing"
+    ) else "bold"
+
+
 def _tell_failure(data: Mapping[str, Any]) -> tuple[str, str]:
     return f"failed: {data['error']['message']} [{data['error']['code']}]", _BAD
 
@@ -180,6 +189,7 @@ _LINES = {
     EventType.SEAT_REVISED: _tell_proposal,
     EventType.CHECK_FINISHED: _tell_check,
     EventType.SEAT_REVIEWED: _tell_review,
+    EventType.EVIDENCE_REPORTED: _tell_report,
     EventType.SEAT_FAILED: _tell_failure,
     EventType.SEAT_FINISHED: _tell_end,
     EventType.DELIBERATION_CANCELLED: _tell_cancellation,
@@ -262,7 +272,11 @@ def _yes(value: bool) -> Text:  # noqa: FBT001 - it is what is shown
 
 def _show_winner(console: Console, outcome: Outcome, winner: Result) -> None:
     undecided = ", undecided: only a hash puts it first" if outcome.undecided else ""
-    console.print(Text(f"Winner: {outcome.winner_id} ({outcome.level.words}{undecided})", style="bold green"))
+    if outcome.final_state == "already_done":
+        said = f"The task is already done, as {outcome.winner_id} says: these tests pass on the base. Nothing was changed."
+        console.print(Text(said, style="bold green"))
+    else:
+        console.print(Text(f"Winner: {outcome.winner_id} ({outcome.level.words}{undecided})", style="bold green"))
     if winner.diff:
         readable = "\n".join(line for line in winner.diff.splitlines() if not line.startswith("index "))
         if console.is_terminal:

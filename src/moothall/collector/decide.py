@@ -12,10 +12,13 @@ from typing import TypeVar
 
 from moothall.collector.fold import UNDATED, DeliberationState, Fact
 from moothall.domain.budget import Usage
+from moothall.domain.evidence import Report
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import OUT_OF_PATIENCE, Assessment, Candidate, Proposal, RankedCandidate, SeatOutcome, SeatStatus
 from moothall.domain.task import Deliberation
+from moothall.domain.text import as_sentence
 from moothall.ranking import rank
+from moothall.ranking.gates import plain
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -23,6 +26,7 @@ K = TypeVar("K")
 GRACE = timedelta(seconds=10)
 QUORUM = 0.5
 RECHECK = "clean re-check"
+_REPORT = 600  # characters of a report among the reasons
 _UNNEEDED = {SeatStatus.UNSTARTED, SeatStatus.CANCELLED}
 
 
@@ -60,7 +64,7 @@ def decide(state: DeliberationState, *, quorum: float = QUORUM, grace: timedelta
     places = rank(candidates)
     outcome = replace(
         _outcome(deliberation, DeliberationStatus.COMPLETED),
-        results=_results(places, candidates),
+        results=_results(places, candidates, _reports(state)),
         seats=seats,
         usage=_total(usage for _, usage in _values(state.calls)),
         duration_ms=_duration(state, deliberation),
@@ -89,8 +93,15 @@ def decide(state: DeliberationState, *, quorum: float = QUORUM, grace: timedelta
         proven=places[0].proven,
         evidence_level=places[0].level,
         undecided=places[0].undecided,
-        final_state="answered" if deliberation.is_answer(outcome.results[0].diff) else "committed",
+        final_state=_final_state(deliberation, outcome.results[0].diff, candidates, places[0]),
     )
+
+
+def _final_state(deliberation: Deliberation, diff: str, candidates: Sequence[Candidate], winner: RankedCandidate) -> str:
+    if deliberation.is_answer(diff):
+        return "answered"
+    claim = any(item.proposal.candidate == winner.candidate and item.already_done for item in candidates)
+    return "already_done" if claim and not winner.level.independent else "committed"
 
 
 def candidates_of(state: DeliberationState) -> tuple[Candidate, ...]:
@@ -115,6 +126,7 @@ def candidates_of(state: DeliberationState) -> tuple[Candidate, ...]:
             cross=tuple(run for (*_, author, made), run in cross if made in {"", tests.get(author)}),
             reviews=tuple(fact.value for key, fact in sorted(state.reviews.items()) if key[:2] in of),
             about_text=asked.is_answer(proposal.diff),
+            missing=_missing(state, proposal.candidate),
         )
         found.append(candidate)
     return tuple(found)
@@ -159,6 +171,7 @@ def _until(state: DeliberationState, last: datetime) -> DeliberationState:
         failures=keep(state.failures),
         finished=keep(state.finished),
         calls=keep(state.calls),
+        reports=keep(state.reports),
     )
 
 
@@ -186,7 +199,28 @@ def _seats_evaluated(state: DeliberationState, candidates: Sequence[Candidate]) 
     return {item.proposal.seat for item in candidates if item.about_text or _assessment(state, item.proposal) is not None}
 
 
-def _results(places: Sequence[RankedCandidate], candidates: Sequence[Candidate]) -> tuple[Result, ...]:
+def _reports(state: DeliberationState) -> tuple[Report, ...]:
+    """Return what agents beside the seats found, in the order of their names and messages."""
+    return tuple(sorted(_values(state.reports), key=lambda item: (item.agent, item.message)))
+
+
+def _missing(state: DeliberationState, candidate: str) -> tuple[str, ...]:
+    """Return what is told of the reviews of a candidate that were asked for and are missing, one a reviewer."""
+    given = {reviewer for (name, _, reviewer, _) in state.reviews if name == candidate}
+    reports = {item.agent: item.message for item in _reports(state) if item.missing and item.candidate == candidate}
+    return tuple(message for agent, message in sorted(reports.items()) if agent not in given)
+
+
+def _reason(report: Report) -> str:
+    """Return a report as a reason, with what its agent spent."""
+    message = plain(report.message, _REPORT)
+    spent = report.usage.prompt_tokens + report.usage.completion_tokens
+    return as_sentence(f"{message[:1].upper()}{message[1:]}" + (f" ({spent} tokens)" if spent else ""))
+
+
+def _results(places: Sequence[RankedCandidate], candidates: Sequence[Candidate], reports: Sequence[Report]) -> tuple[Result, ...]:
+    """Return the places with their evidence. What agents report of no answer in particular is told with the first."""
+    general = tuple(_reason(item) for item in reports if not item.candidate)
     by_name = {item.proposal.candidate: item for item in candidates}
     results = []
     for place in places:
@@ -198,7 +232,7 @@ def _results(places: Sequence[RankedCandidate], candidates: Sequence[Candidate])
                 seat=place.seat,
                 role=proposal.role,
                 score=place.score,
-                reasons=place.reasons,
+                reasons=(*place.reasons, *(general if place.rank == 1 else ())),
                 passed_gates=place.passed_gates,
                 proven=place.proven,
                 evidence_level=place.level,

@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from moothall.domain.budget import Usage
 from moothall.domain.codec import load
 from moothall.domain.event import Event, EventType
-from moothall.domain.evidence import Evidence, Verdict
+from moothall.domain.evidence import Evidence, Report, Verdict
 from moothall.domain.outcome import Outcome
 from moothall.domain.pauses import NEVER, Pauses
 from moothall.domain.proposal import Assessment, CrossRun, Proposal, Review, SeatOutcome, SeatStatus
@@ -49,7 +49,7 @@ class DeliberationState(NamedTuple):
     Keys begin with (candidate, digest of its diff), for two hosts that worked at the same time may have made
     different proposals of one name, and what was found of one says nothing of the other; the digest is empty where
     the event doesn't tell. Then follow check; author and the digest of the author's diff; reviewer and event id.
-    The others: seat; call id. Answers and prompts are not kept, so that a state stays small. A tuple, for a new one is made with each
+    The others: seat; call id; event id. Answers and prompts are not kept, so that a state stays small. A tuple, for a new one is made with each
     event, at a third of what a dataclass takes.
     """
 
@@ -67,6 +67,7 @@ class DeliberationState(NamedTuple):
     finished: Mapping[str, Fact[SeatOutcome]] = _NONE
     calls: Mapping[str, Fact[tuple[str, Usage]]] = _NONE
     pauses: Pauses = Pauses(_NONE)
+    reports: Mapping[str, Fact[Report]] = _NONE
 
     @property
     def all_finished(self) -> bool:
@@ -174,7 +175,12 @@ def _on_checked(state: DeliberationState, event: Event, time: datetime) -> Delib
     evidence = load(Evidence, _object(event.data, "evidence"))
     author = event.data.get("cross_author")
     if author is not None:
-        run = CrossRun(_text(event.data, "cross_author"), passed=evidence.verdict is Verdict.PASSED, cases=evidence.shown)
+        run = CrossRun(
+            _text(event.data, "cross_author"),
+            passed=evidence.verdict is Verdict.PASSED,
+            cases=evidence.shown,
+            failed=evidence.red,
+        )
         tests = _text_or_empty(event.data, "cross_fingerprint")
         return state._replace(cross=_with(state.cross, (*key, run.author, tests), Fact(time, event.id, run)))
     if event.data.get("assessment") is not None:
@@ -203,6 +209,11 @@ def _on_finished(state: DeliberationState, event: Event, time: datetime) -> Deli
     return state._replace(finished=_with(state.finished, seat, Fact(time, event.id, outcome)))
 
 
+def _on_reported(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
+    report = load(Report, _object(event.data, "report"))
+    return state._replace(reports=_with(state.reports, event.id, Fact(time, event.id, report)))
+
+
 def _on_called(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
     usage = load(Usage, _object(event.data, "usage"))
     seat = str(event.data.get("seat") or "")
@@ -224,4 +235,5 @@ _READERS: Mapping[EventType, Callable[[DeliberationState, Event, datetime], Deli
     EventType.SEAT_FAILED: _on_failed,
     EventType.SEAT_FINISHED: _on_finished,
     EventType.MODEL_CALLED: _on_called,
+    EventType.EVIDENCE_REPORTED: _on_reported,
 }

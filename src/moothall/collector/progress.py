@@ -16,6 +16,7 @@ from moothall.domain.codec import mapping_of
 from moothall.domain.event import Data, EventType, Recorded
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.proposal import way
+from moothall.domain.text import as_sentence
 from moothall.errors import InvalidRequest
 
 _BEGUN, _MOST = 5, 95
@@ -181,6 +182,10 @@ def _tell_review(agent: str, data: Data) -> str:
     return f"{agent} reviewed {data.get('candidate', '')}: {mapping_of(data.get('review')).get('score', '')}."
 
 
+def _tell_report(_: str, data: Data) -> str:
+    return as_sentence(str(mapping_of(data.get("report")).get("message", "")))
+
+
 def _tell_failure(agent: str, data: Data) -> str:
     error = mapping_of(data.get("error"))
     return f"{agent} failed: {error.get('message', '')} [{error.get('code', '')}]"
@@ -210,6 +215,7 @@ _SENTENCES: Mapping[EventType, Callable[[str, Data], str]] = {
     EventType.SEAT_REVISED: lambda agent, _: f"{agent} revised its answer.",
     EventType.CHECK_FINISHED: _tell_check,
     EventType.SEAT_REVIEWED: _tell_review,
+    EventType.EVIDENCE_REPORTED: _tell_report,
     EventType.SEAT_FAILED: _tell_failure,
     EventType.SEAT_FINISHED: lambda agent, data: f"{agent} is done: {mapping_of(data.get('outcome')).get('status', '')}.",
     EventType.DELIBERATION_CANCELLED: lambda _, data: f"Cancelled: {data.get('reason') or 'no reason given'}.",

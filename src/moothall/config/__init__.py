@@ -10,6 +10,7 @@ from __future__ import annotations
 from moothall.config.agents import (
     AgentSettings,
     CodeSettings,
+    EvidenceSettings,
     GuardSettings,
     LimitSettings,
     RunnerSettings,
@@ -42,6 +43,7 @@ __all__ = [
     "AgentSettings",
     "BusSettings",
     "CodeSettings",
+    "EvidenceSettings",
     "ForgeSettings",
     "GraphSettings",
     "GrpcSettings",

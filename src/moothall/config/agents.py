@@ -214,6 +214,11 @@ class LimitSettings(Section):
         1.0, ge=0, description="after a proven answer the other seats get its time again, times this; 0: all the time"
     )
     patience_seconds: float = Field(10.0, ge=0, description="and at least this long")
+    second_wave: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="seats propose once more, on notes about the first proposals, where none is reproduced or proven; auto: with the "
+        "protocol tournament",
+    )
     quorum: float = Field(0.5, gt=0, le=1, description="share of seats that decides at the deadline")
     grace_seconds: float = Field(10.0, ge=0, description="after its deadline a deliberation is decided with what there is")
     message_bytes: int = Field(4_000_000, ge=10_000, description="one gRPC message")
@@ -230,6 +235,28 @@ class LimitSettings(Section):
         60.0, gt=0, description="what the model gets to refine or suggest a story; then it is done by rules"
     )
     plans: int = Field(32, ge=1, description="plans whose tasks are handed out side by side; more wait")
+
+
+class EvidenceSettings(Section):
+    """Evidence beside the tests of the repository. The agents need a model with native tools and a window from 16,000 tokens."""
+
+    test_writer: bool = Field(
+        default=True,
+        description="where no answer is proven, an agent that sees no answer writes tests from the task, and they run on all of them",
+    )
+    tie_breaker: bool = Field(
+        default=True,
+        description="where tests leave different answers level, an agent compares them and writes a test that tells them apart",
+    )
+    review_tools: bool = Field(
+        default=True, description="reviewers get a workspace with the answer and a shell; off: they see its diff alone"
+    )
+    held_out: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="where at least four cases fail on the base: this share of them runs on every answer and is hidden from seats, by whole test files",
+    )
 
 
 class GuardSettings(Section):

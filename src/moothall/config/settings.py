@@ -22,6 +22,7 @@ from pydantic_settings import (
 from moothall.config.agents import (
     REMOVED_LIMITS,
     AgentSettings,
+    EvidenceSettings,
     GuardSettings,
     LimitSettings,
     ToolSettings,
@@ -85,6 +86,7 @@ class Settings(WorkspaceSections, BaseSettings):
     bus: BusSettings = BusSettings()
     ray: RaySettings = RaySettings()
     limits: LimitSettings = LimitSettings()
+    evidence: EvidenceSettings = EvidenceSettings()
     secrets: Secrets = Secrets()
     guard: GuardSettings = GuardSettings()
     agents: AgentSettings = AgentSettings()

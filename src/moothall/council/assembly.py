@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from moothall.config import LimitSettings, LlmSettings, RunnerSettings
+from moothall.config import EvidenceSettings, LimitSettings, LlmSettings, RunnerSettings
 from moothall.config.models import DEFAULT
 from moothall.config.parts import NATIVE_WINDOW
 from moothall.council.agent import AgentLoop
@@ -53,6 +53,7 @@ class Parts:
     read: ReadFile
     log: Log
     limits: LimitSettings = field(default_factory=LimitSettings)
+    evidence: EvidenceSettings = field(default_factory=EvidenceSettings)
     llm: LlmSettings = field(default_factory=LlmSettings)
     named: Mapping[str, NamedModel] = field(default_factory=dict)
     remote_agents: Mapping[str, ChatModel] = field(default_factory=dict)
@@ -123,7 +124,12 @@ class Assembly:
     approaches: tuple[str, ...] = ()
     approach_source: str = "none"
     reviews: list[Review] = field(default_factory=list)
+    contradictions: dict[str, str] = field(default_factory=dict)
+    """By candidate with tests: why these contradict the task; '' if they do not."""
     stopped_early: bool = False
+    wave: int = 0
+    notes: str = ""
+    """What the first wave tried and learned, for the seats of the second wave."""
 
     @property
     def about_text(self) -> bool:
@@ -185,9 +191,22 @@ class Assembly:
         share = self.d.seats.index(seat) / last if last else 0.0
         return round(min(self.seats[seat].llm.temperature * (0.25 + share), 2.0), 3)
 
-    async def ask(self, step: str, messages: Sequence[Message], schema: ReplySchema, most: int, **how: Any) -> ChatReply | None:
-        """Ask beside the conversations of the seats; None where there is no answer. `step` is the end of the call id, which begins with who is asked,
-        and its seed where `how` names no other. Raises `BusUnavailable`.
+    async def ask(
+        self, step: str, messages: Sequence[Message], schema: ReplySchema | None, most: int, **how: Any
+    ) -> ChatReply | None:
+        """Ask as `ask_or_raise` does; return None if there is no answer. Raises `BusUnavailable`."""
+        try:
+            return await self.ask_or_raise(step, messages, schema, most, **how)
+        except BusUnavailable:
+            raise
+        except MoothallError:
+            return None
+
+    async def ask_or_raise(
+        self, step: str, messages: Sequence[Message], schema: ReplySchema | None, most: int, **how: Any
+    ) -> ChatReply:
+        """Ask beside the conversations of the seats. `step` is the end of the call id, which begins with who is asked, and its seed where
+        `how` names no other. Raises what the model raises.
         """
         setup = self.setup_of(step.partition("/")[0])
         request = ChatRequest(
@@ -197,12 +216,7 @@ class Assembly:
             schema=schema if setup.mode == "json" else None,
             **{"deadline": self.until, "seed": seed_of(self.d.seed, step), **how},
         )
-        try:
-            return await self.model.ask(request)
-        except BusUnavailable:
-            raise
-        except MoothallError:
-            return None
+        return await self.model.ask(request)
 
     @property
     def judged(self) -> tuple[Judged, ...]:

@@ -6,13 +6,23 @@ vote               propose · cross-tests
 debate             propose · (every seat reviews another's, authors revise), in rounds · cross-tests
 tests_then_verify  propose · (revise on execution evidence where no candidate is good), in rounds
                    · cross-tests · reviews on ties
+tournament         propose · cross-tests · (a second wave of proposals, on notes about the first, where no candidate is
+                   reproduced or proven · cross-tests) · comparison by summaries, in small groups, on ties
+
+Where more answers are level than one comparison takes, every protocol that reviews ties compares them in groups, too. So it
+does where reviews leave a tie, if the model has a window that is wide enough. In a revision an author sees summaries of the
+other answers and of the tests that pass on them. `limits.second_wave` brings a second wave to other protocols, or ends it.
 
 Peer review adds reviews from all in any of them. About text there are no checks: all distinct answers are reviewed.
 A seat that fails, is late, is cancelled or never starts is an outcome. At the end every seat has one `seat.finished`.
 
-Early stop: once a strict majority of all seats has proposed the very same patch, that patch is through the gates and
-proven, and nobody has written tests, the seats without a proposal are cancelled. A later patch could win only by tests of
-its own author that the majority's patch fails. Where reviews were asked for there is no early stop.
+The test writer works after these proposals and revisions where no candidate is proven and through the gates
+(`judging/test_writer.py`), and before a second wave, but for `ask` and about text. Where different answers are level then, and the protocol reviews ties, the
+tie-breaker (`judging/tie_breaker.py`) compares them first.
+
+Early stop: once a strict majority of all seats has proposed patches that pass the gates, are reproduced or proven, and behave
+the same under all tests, those of the seats included, the seats without a proposal are cancelled. A later patch could win only
+by tests of its own author that the majority's patches fail. Where reviews were asked for there is no early stop.
 
 In turn: with the embedded model, which is no faster for several seats at once, they are filled one after the other until a
 candidate is proven and through the gates, and nothing is red beside what it mended (`llm.seats_in_turn`).
@@ -29,14 +39,27 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from statistics import fmean
 
 from moothall.aio import leaves, seconds_until
 from moothall.council.assembly import Assembly, Parts, Sitting, convene
+from moothall.council.attempts import distil_notes
 from moothall.council.facts import Facts
+from moothall.council.judging.claims import judge_claims
+from moothall.council.judging.comparison import GROUP, compare
 from moothall.council.judging.recheck import Judged
-from moothall.council.judging.reviews import Answer, answers, assign, find_contradictions, hold_reviews
+from moothall.council.judging.reviews import (
+    WIDE_WINDOW,
+    Answer,
+    answers,
+    assign,
+    find_contradictions,
+    hold_reviews,
+)
+from moothall.council.judging.test_writer import IndependentTests
+from moothall.council.judging.tie_breaker import break_tie, find_tie
 from moothall.council.recording import Recording
-from moothall.council.seats import find_approaches, outcome_of, propose, revise
+from moothall.council.seats import find_approaches, outcome_of, propose, propose_again, revise
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.proposal import OUT_OF_PATIENCE, Review, SeatOutcome, SeatStatus
@@ -138,14 +161,19 @@ def _protocol(council: Assembly) -> Protocol:
 
 async def _run(council: Assembly) -> None:
     """Take the steps of the council's protocol."""
-    protocol = _protocol(council)
+    protocol, tests = _protocol(council), IndependentTests(council)
     if protocol.one_seat:
         await _propose_all(council, council.sittings[:1])
     else:
         await _take_seats(council)
         await _revise_in_rounds(council, protocol)
         await _cross_tests(council)
+        await _second_wave(council, protocol, tests)
+    await judge_claims(council)
+    _note(council, await tests.run(published=True))
     if protocol.reviews_ties:
+        if tied := find_tie(council):
+            _note(council, await break_tie(council, tied))
         await _review_ties(council)
     await _judge_by_peers(council)
 
@@ -154,6 +182,8 @@ async def _revise_in_rounds(council: Assembly, protocol: Protocol) -> None:
     for round_ in range(1, council.d.rounds + 1):
         if not _time_left(council):
             return
+        if protocol.revises_on and len({sitting.latest.proposal.diff for sitting in council.proposers}) > 1:
+            await _cross_tests(council)  # what authors are told of the other answers
         if protocol.revises_on == "reviews" and len(council.proposers) >= _FIRST_SEATS:
             given = answers(sitting.latest.proposal for sitting in council.proposers)
             found = await hold_reviews(council, assign(given, _seats(council.proposers), each=1), "critique", round_)
@@ -164,15 +194,48 @@ async def _revise_in_rounds(council: Assembly, protocol: Protocol) -> None:
             await _revise_all(council, failed, round_)
 
 
+async def _second_wave(council: Assembly, protocol: Protocol, tests: IndependentTests) -> None:
+    """Let all seats propose once more, on notes about the first proposals, if none of these is reproduced or proven."""
+    setting = council.parts.limits.second_wave
+    wanted = setting == "on" or (setting == "auto" and protocol.second_wave)
+    if not wanted or council.about_text or not _time_left(council) or council.ledger.used_up:
+        return
+    _note(council, await tests.run(published=False))
+    if any(item.passes and item.candidate.level.independent for item in council.judged):
+        return
+    wave = council.d.rounds + 1
+    council.notes = await distil_notes(council, wave)
+    council.wave = wave
+    async with asyncio.TaskGroup() as group:
+        for sitting in council.sittings:
+            group.create_task(propose_again(council, sitting), name=f"{sitting.seat}.w{wave}")
+    await _cross_tests(council)
+
+
 async def _review_ties(council: Assembly) -> None:
     tied = ties([item.candidate for item in council.judged])
     # Who is asked for one function, as it is lost in longer prompts, is no judge of two answers.
     judges = [seat for seat in council.d.seats if council.setup_of(seat).function is None]
     if tied and judges and not (council.about_text or council.d.peer_review):
         given = _with_twins(council, answers(candidate.proposal for candidate in tied))
+        if _protocol(council).compares or len(given) > GROUP:
+            await compare(council, given)
+            return
         # One review of each, all at temperature 0: the model judges them alike, whoever asks.
         authors = [seat if seat in judges else judges[0] for seat in (min(answer.seats) for answer in given)]
-        await hold_reviews(council, assign(given, authors, each=1), "verify", council.d.rounds + 1)
+        found = await hold_reviews(council, assign(given, authors, each=1), "verify", council.d.rounds + 1)
+        if council.setup_of("-").llm.context_tokens >= WIDE_WINDOW:
+            await compare(council, _level_after(given, found))
+
+
+def _level_after(given: Sequence[Answer], found: Sequence[Review]) -> list[Answer]:
+    """Return the answers that share the best review, or all if a review is missing; [] if one has the best alone."""
+    scores = {review.candidate: review.score for review in found}
+    if any(one.candidate not in scores for answer in given for one in answer.proposals):
+        return list(given)
+    means = [fmean([scores[one.candidate] for one in answer.proposals]) for answer in given]
+    best = [answer for answer, mean in zip(given, means, strict=True) if round(mean, 3) == round(max(means), 3)]
+    return best if len(best) > 1 else []
 
 
 async def _take_seats(council: Assembly) -> None:
@@ -208,7 +271,7 @@ async def _propose_all(council: Assembly, sittings: Sequence[Sitting]) -> None:
 
     async def sit(sitting: Sitting) -> None:
         await propose(council, sitting)
-        if _is_decided(council):
+        if await _is_decided(council):
             council.stopped_early = True
             _unseat(tasks)
             for task in waiting:
@@ -246,14 +309,20 @@ async def _revise_all(council: Assembly, sittings: Sequence[Sitting], round_: in
             group.create_task(revise(council, sitting, round_, own), name=f"{sitting.seat}.r{round_}")
 
 
-def _is_decided(council: Assembly) -> bool:
+async def _is_decided(council: Assembly) -> bool:
     """The rule of early stop, as in the module's text."""
-    if council.about_text or council.d.peer_review or not _protocol(council).stops_early:
+    if council.bench is None or council.d.peer_review or not _protocol(council).stops_early:
         return False
-    if any(item.proposal.own_tests for item in council.judged):
+    enough = len(council.sittings) // 2 + 1
+    if sum(item.passes for item in council.judged) < enough or len(council.judged) == len(council.sittings):
         return False
-    good = Counter(item.proposal.diff for item in council.judged if item.passes and item.candidate.proven)
-    return any(2 * count > len(council.sittings) for count in good.values())
+    await _cross_tests(council)
+    good = Counter(
+        item.assessment.behaviour
+        for item in council.judged
+        if item.passes and item.candidate.level.independent and all(run.passed for run in item.cross)
+    )
+    return any(count >= enough for count in good.values())
 
 
 def _has_proven(council: Assembly) -> bool:
@@ -302,7 +371,7 @@ def _note(council: Assembly, judged: Sequence[Judged]) -> None:
     """Put what was found of the candidates in the place of what was known of them."""
     found = {item.proposal.candidate: item for item in judged}
     for sitting in council.proposers:
-        sitting.judged = [found[item.proposal.candidate] for item in sitting.judged]
+        sitting.judged = [found.get(item.proposal.candidate, item) for item in sitting.judged]
 
 
 async def _judge_by_peers(council: Assembly) -> None:

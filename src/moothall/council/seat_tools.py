@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moothall.domain.chat import FunctionCall, FunctionTool
@@ -146,10 +146,18 @@ class SeatTools:
             named[name] = spec
         return cls((*offered, _SUBMIT), named)
 
+    def with_submit(self, submit: FunctionTool) -> SeatTools:
+        """Return the same tools with another description and other arguments of submit."""
+        return replace(self, offered=(*self.offered[:-1], submit))
+
     @property
     def names(self) -> tuple[str, ...]:
         """The names offered, in order."""
         return tuple(tool.name for tool in self.offered)
+
+    def offers(self, name: str) -> bool:
+        """Whether a tool of the catalogue is among them."""
+        return any(spec.name == name for spec in self._specs.values())
 
     @property
     def has_shell(self) -> bool:

@@ -12,6 +12,7 @@ from moothall import telemetry
 from moothall.aio import seconds_until
 from moothall.council.agent import AgentLoop
 from moothall.council.assembly import Assembly, Sitting
+from moothall.council.attempts import rivals_of
 from moothall.council.checking import Workplace
 from moothall.council.coding import Coding, TurnContext
 from moothall.council.conversation import Conversation, Voice
@@ -29,6 +30,7 @@ from moothall.council.judging.recheck import Judged, facts_text
 from moothall.council.judging.reviews import review_text
 from moothall.council.judging.runs import workspace_name
 from moothall.council.prompting import prompts, tool_prompt
+from moothall.council.prompting.comparing import notes_text
 from moothall.council.prompting.reply import approaches_schema, read_approaches
 from moothall.council.prompting.variants import MalformedReplyError
 from moothall.council.remote import ask_remote
@@ -38,6 +40,7 @@ from moothall.council.subagents import SubAgents
 from moothall.council.tool_chat import ToolChat
 from moothall.council.tool_loop import ToolLoop
 from moothall.council.turns import TOO_EARLY, UNUSABLE
+from moothall.domain.chat import Message
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
@@ -122,14 +125,17 @@ def _new_agent(council: Assembly, sitting: Sitting, approach: str, warmth: float
     talk = Conversation(
         d.task_id,
         sitting.seat,
-        prompts.seat_prompt(
-            setup.system,
-            setup.shared,
-            d.role,
-            approach,
-            about_text=council.about_text,
-            asked=setup.mode if d.is_answer("") else None,
-            example=setup.example,
+        _with_notes(
+            council,
+            prompts.seat_prompt(
+                setup.system,
+                setup.shared,
+                d.role,
+                approach,
+                about_text=council.about_text,
+                asked=setup.mode if d.is_answer("") else None,
+                example=setup.example,
+            ),
         ),
         voice,
         model=council.model,
@@ -163,9 +169,24 @@ def _new_tool_loop(council: Assembly, setup: SeatSetup, tools: SeatTools, sittin
         turns=setup.max_turns,
     )
     chat = ToolChat(
-        d.task_id, sitting.seat, head, model=council.model, llm=setup.llm, tools=tools.offered, temperature=warmth, seed=d.seed
+        d.task_id,
+        sitting.seat,
+        _with_notes(council, head),
+        model=council.model,
+        llm=setup.llm,
+        tools=tools.offered,
+        temperature=warmth,
+        seed=d.seed,
     )
     return ToolLoop(chat, tools, council.parts.limits, facts=council.facts, role=d.role, question=question)
+
+
+def _with_notes(council: Assembly, head: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return the first messages of a seat with the council's notes, if it has any."""
+    if not council.notes:
+        return head
+    last = head[-1]
+    return (*head[:-1], replace(last, content=f"{last.content}\n\n{notes_text(council.notes)}"))
 
 
 async def _sit_down(council: Assembly, sitting: Sitting, approach: str, warmth: float) -> None:
@@ -187,6 +208,24 @@ async def revise(council: Assembly, sitting: Sitting, round_: int, reviews: Sequ
     if sitting.seat in council.d.elsewhere:
         return
     await _sit(council, sitting, _revise(council, sitting, round_, reviews), council.until)
+
+
+async def propose_again(council: Assembly, sitting: Sitting) -> None:
+    """Let a seat of the second wave begin anew, on the base and the council's notes. If it fails, its first proposal stands. A
+    remote agent is not asked again.
+    """
+    if sitting.seat in council.d.elsewhere:
+        return
+    before = sitting.agent.used if sitting.agent is not None else ToolUsage()
+    sitting.agent = _new_agent(council, sitting, council.approach(sitting), council.warmth(sitting.seat))
+    sitting.agent.used = before
+    await _sit(council, sitting, _propose_again(council, sitting), council.work_until)
+
+
+async def _propose_again(council: Assembly, sitting: Sitting) -> None:
+    draft = await _draft(council, sitting, council.wave)
+    if council.parts.clean(draft.patch.diff if draft.patch else "") not in {item.proposal.diff for item in sitting.judged}:
+        await _submit(council, sitting, draft, council.wave if sitting.drafts else 0)
 
 
 async def _sit(council: Assembly, sitting: Sitting, work: Awaitable[None], until: datetime) -> None:
@@ -241,7 +280,8 @@ async def _merge(council: Assembly) -> Draft:
 async def _revise(council: Assembly, sitting: Sitting, round_: int, reviews: Sequence[Review]) -> None:
     agent, judged = _agent(sitting), sitting.latest
     evidence = facts_text(judged, council.prepared.runs) if council.prepared else ""
-    agent.talk.tell(prompts.revise_text(evidence, [review_text(review) for review in reviews]))
+    said = [review_text(review) for review in reviews]
+    agent.talk.tell(prompts.revise_text(evidence, said, rivals_of(council, sitting)))
     last = sitting.drafts[-1]
     # Its own workspace, opened again on its own patch: the same files, a fresh executor.
     draft = await _draft(council, sitting, round_, start=replace(last, green=last.green and judged.passes))
@@ -253,7 +293,11 @@ async def _revise(council: Assembly, sitting: Sitting, round_: int, reviews: Seq
 
 
 def _round(council: Assembly, round_: int) -> tuple[str, datetime]:
-    """Return what a round is called, with its phase, and until when it lasts; the first, in which the seats propose, is 0."""
+    """Return what a round is called, with its phase, and until when it lasts; the first, in which the seats propose, is 0, and a
+    second wave of proposals has the number of the council's wave.
+    """
+    if round_ and round_ == council.wave:
+        return f"propose/{round_}", council.work_until
     if round_:
         return f"revise/{round_}", council.until
     return f"{_FIRST_PHASE.get(council.d.document, 'propose')}/0", council.work_until
@@ -333,7 +377,7 @@ async def _attempt(
     if council.d.agent is not None:  # the re-check is the house's, and has its limits
         prepared = replace(prepared, bounds=council.d.agent.bounds)
     patch = start.patch.diff if start and start.patch else ""
-    also = frozenset(sitting.latest.assessment.regressions) if start else frozenset[str]()
+    also = frozenset(sitting.latest.seen.regressions) if start else frozenset[str]()
     for lost in range(1, _WORKSPACES + 1):
         try:
             async with council.parts.workspaces.open(prepared, called, patch=patch) as workspace:

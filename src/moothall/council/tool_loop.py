@@ -7,7 +7,7 @@ nothing against it the seat is done, else it may go on or confirm. Whatever ends
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -38,7 +38,7 @@ from moothall.domain.event import EventType
 from moothall.domain.evidence import CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
-from moothall.domain.repository import Prepared
+from moothall.domain.repository import Patch, Prepared
 from moothall.domain.text import as_sentence
 from moothall.domain.tool import Action, ToolResult, ToolUsage
 from moothall.errors import (
@@ -77,6 +77,12 @@ _CALL_SOMETHING = f"Your reply called no tool. Call a tool to go on, or {SUBMIT}
 _EMPTY = f"Your reply was empty. Call a tool to go on, or {SUBMIT} if the task is done."
 
 
+Examine = Callable[[FunctionCall, Callable[[], Awaitable[Patch]]], Awaitable[tuple[str, bool]]]
+"""Takes a submit of an agent that proposes nothing, and a function that commits what its workspace holds, which raises
+`PatchRefused`. Returns the answer to the call, and whether the work is over.
+"""
+
+
 @dataclass(slots=True)
 class _Round:
     """One round of a seat in one workspace. `submitted`: the change at the last submit that had something against it. `left_out`:
@@ -105,7 +111,10 @@ class _Round:
 
 
 class ToolLoop:
-    """One seat. Its conversation and operations go on from the proposal into the revisions. `question`: it may answer and change nothing."""
+    """One seat. Its conversation and operations go on from the proposal into the revisions. `question`: it may answer and change nothing.
+
+    `examine`: what takes a submit in place of the checks near the change; `recorded`: its turns are published.
+    """
 
     def __init__(
         self,
@@ -116,6 +125,8 @@ class ToolLoop:
         facts: Facts,
         role: str,
         question: bool = False,
+        examine: Examine | None = None,
+        recorded: bool = True,
     ) -> None:
         self.talk = chat
         self.operations: list[Operation] = []
@@ -126,6 +137,8 @@ class ToolLoop:
         self._facts = facts
         self._role = role
         self._question = question
+        self._examine = examine
+        self._recorded = recorded
         self._most = min(_RESULT_CHARS, chat.llm.context_tokens * 3 // _RESULT_SHARE)
 
     def checkpoint(self) -> Callable[[], None]:
@@ -224,6 +237,8 @@ class ToolLoop:
         except UnusableCallError:
             summary = ""
         round_.summary = summary or round_.summary
+        if self._examine is not None:
+            return await self._hand_over(round_, call, self._examine)
         before = round_.state
         round_.state, ran = await stand(
             round_.place,
@@ -250,6 +265,21 @@ class ToolLoop:
         round_.submitted = state.tree
         round_.over = confirmed or is_clean(state, round_.prepared, round_.left_out)
         return f"{submission_text(state, round_.prepared, round_.left_out, self._most)}\n\n{'Handed in.' if round_.over else CONFIRM}"
+
+    async def _hand_over(self, round_: _Round, call: FunctionCall, examine: Examine) -> str:
+        """Let `examine` take a submit; return its answer."""
+
+        async def commit() -> Patch:
+            patch = await commit_changes(round_.place.turn.context, round_.step(0), self.talk.model.clean)
+            round_.state = Standing(patch)
+            return patch
+
+        try:
+            answer, round_.over = await examine(call, commit)
+        except PatchRefused as refused:
+            round_.refused = as_sentence(refused.message)
+            return f"Your change cannot be accepted: {round_.refused} Change that, then submit again."
+        return answer
 
     def _without_call(self, round_: _Round, reply: ChatReply) -> str:
         """Say what a reply without a call leads to. A few in a row are taken as the end."""
@@ -285,6 +315,8 @@ class ToolLoop:
         did = ran.did
         self.operations += did.operations
         self.used += sum_usage(did.results, checks)
+        if not self._recorded:
+            return
         phase, _, number = round_.where.partition("/")
         await self._facts.say(
             EventType.SEAT_TURN,

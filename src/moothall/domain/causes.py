@@ -59,6 +59,7 @@ _CAUSES: Mapping[EventType, Callable[[str, str, Mapping[str, Any]], str]] = {
     EventType.SEAT_PROPOSED: lambda task_id, _ordinal, data: _seat(task_id, data.get("seat")),
     EventType.SEAT_REVISED: lambda task_id, _ordinal, data: _seat(task_id, data.get("seat")),
     EventType.SEAT_FAILED: lambda task_id, _ordinal, data: _seat(task_id, data.get("seat")),
+    EventType.EVIDENCE_REPORTED: lambda task_id, _ordinal, _data: _began(task_id),
     EventType.CHECK_FINISHED: lambda task_id, _ordinal, data: _candidate(task_id, data),
     EventType.SEAT_REVIEWED: lambda task_id, _ordinal, data: _candidate(task_id, data),
 }

@@ -59,6 +59,7 @@ class EventType(StrEnum):
     WORKFLOW_STARTED = "moothall.workflow.started"
     WORKFLOW_STEP = "moothall.workflow.step"
     WORKFLOW_FINISHED = "moothall.workflow.finished"
+    EVIDENCE_REPORTED = "moothall.evidence.reported"
 
 
 @dataclass(frozen=True, slots=True)

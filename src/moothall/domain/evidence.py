@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from moothall.domain.budget import Usage
 from moothall.domain.tool import ToolUsage
 
 
@@ -50,6 +51,18 @@ OWN_TESTS = "own tests"
 
 CONTRADICTION = "contradiction"
 """The name of the evidence that a seat's own tests contradict the task, as a reader of the task's text finds: always failed."""
+
+
+TEST_WRITER, TIE_BREAKER = "test-writer", "tie-breaker"
+"""The names of the agents that write tests and propose nothing, as authors of these and in call ids."""
+ALREADY_DONE = "already done"
+"""The name of the evidence that the task is already done: passed if the claim holds."""
+UNBELIEVED = "unbelieved"
+"""The status of a run whose report is not believed; the first line of its output says why."""
+CANARY = "canary"
+"""The name of the evidence that a runner reports a test that must fail: missing if no such test could be placed."""
+HIDDEN, HIDDEN_CASE = "hidden", "hidden:"
+"""What checks of hidden tests, and the names of their cases, begin with."""
 
 
 class EvidenceLevel(StrEnum):
@@ -99,3 +112,26 @@ class Evidence:
     why: str = ""
     look: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedCase:
+    """What became of a case of an agent's tests: `counts`, or why it does not."""
+
+    case: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an agent beside the seats found, or that it found nothing. `agent`: who; `candidate`: the only answer that it concerns;
+    `message`: one line for people; `cases`: of its tests, what became of each; `diff`: these tests. `missing`: it is a review that there is not.
+    """
+
+    agent: str
+    message: str
+    candidate: str = ""
+    cases: tuple[JudgedCase, ...] = ()
+    diff: str = ""
+    missing: bool = False
+    usage: Usage = Usage()

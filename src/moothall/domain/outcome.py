@@ -68,7 +68,7 @@ class Result:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a deliberation stands, or ended. `final_state` is committed, no_winner, failed, timeout, cancelled,
-    answered (about text, or a question), or empty while it runs. `branch` and `commit_sha` name the delivered winner; `origin` is
+    answered (about text, or a question), already_done (the winner's tests show that the base does it; nothing is delivered), or empty while it runs. `branch` and `commit_sha` name the delivered winner; `origin` is
     the deliberation's. `evidence_level` is the winner's; `undecided`: only a hash put it before another answer.
     """
 

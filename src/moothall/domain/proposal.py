@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from moothall.domain.budget import Usage
-from moothall.domain.evidence import CONTRADICTION, OWN_TESTS, Evidence, EvidenceLevel, Verdict
+from moothall.domain.evidence import (
+    ALREADY_DONE,
+    CONTRADICTION,
+    OWN_TESTS,
+    TEST_WRITER,
+    TIE_BREAKER,
+    Evidence,
+    EvidenceLevel,
+    Verdict,
+)
 from moothall.domain.ids import digest
 from moothall.domain.tool import ToolUsage
 
@@ -111,11 +120,14 @@ def way(
 
 @dataclass(frozen=True, slots=True)
 class CrossRun:
-    """Another author's tests run on a candidate: `passed` is True if all of them passed, `cases` names some that did."""
+    """Another author's tests run on a candidate: `passed` is True if all of them passed, `cases` names some that did, `failed` some that
+    did not.
+    """
 
     author: str
     passed: bool
     cases: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +160,17 @@ class Assessment:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A proposal with all that is known of it; what ranking looks at. `cross` holds accepted tests of other authors only."""
+    """A proposal with all that is known of it; what ranking looks at. `cross` holds accepted tests of other authors only.
+
+    `missing`: reviewers that were asked and gave no review.
+    """
 
     proposal: Proposal
     assessment: Assessment
     cross: tuple[CrossRun, ...] = ()
     reviews: tuple[Review, ...] = ()
     about_text: bool = False
+    missing: tuple[str, ...] = ()
 
     @property
     def proven(self) -> bool:
@@ -162,13 +178,24 @@ class Candidate:
         return self.assessment.proven
 
     @property
+    def already_done(self) -> bool:
+        """Whether it shows that the base does what the task asks for."""
+        return any(item.check == ALREADY_DONE and item.verdict is Verdict.PASSED for item in self.assessment.evidence)
+
+    @property
     def level(self) -> EvidenceLevel:
-        """The best evidence that there is for it. Tests of other seats ran only if they fail on the base."""
+        """The best evidence that there is for it. Tests of other seats and of the test writer ran only if they fail on the base.
+
+        Those of agents that propose nothing may choose between answers and reproduce nothing: then their runs name no cases.
+        """
         if self.about_text:
             return EvidenceLevel.UNPROVEN
         if self.proven:
             return EvidenceLevel.PROVEN
-        if any(run.passed and run.author != self.proposal.seat for run in self.cross):
+        others = [run for run in self.cross if run.author != self.proposal.seat]
+        agents = {TEST_WRITER, TIE_BREAKER}
+        refuted = any(not run.passed and run.author in agents for run in others)
+        if not refuted and any(run.passed and (run.cases or run.author not in agents) for run in others):
             return EvidenceLevel.REPRODUCED
         own = {item.check: item.verdict for item in self.assessment.evidence if item.check in {OWN_TESTS, CONTRADICTION}}
         return EvidenceLevel.SELF_TESTED if own == {OWN_TESTS: Verdict.PASSED} else EvidenceLevel.UNPROVEN

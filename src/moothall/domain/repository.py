@@ -53,7 +53,7 @@ class Profile:
     `depends` maps a project's folder to the folders of those that it is built on; `notes` are said when the base is prepared.
     With `history` set-up sees a `.git` of the commit and its nearest tag. `builds` are run before a
     check, in order. `declared` are the normalised names of the Python packages that any file
-    declares as a dependency.
+    declares as a dependency. `hidden` are patterns of tests that no seat sees.
     """
 
     setup: tuple[tuple[str, ...], ...] = ()
@@ -71,6 +71,7 @@ class Profile:
     history: bool = False
     declared: tuple[str, ...] = ()
     builds: tuple[BuildStep, ...] = ()
+    hidden: tuple[str, ...] = ()
 
 
 def with_checks(base: Base, checks: Mapping[str, tuple[str, ...]]) -> Base:
@@ -118,7 +119,7 @@ class Prepared:
 
     `files` are the paths of the base in order, `runs` what each check says of the untouched base.
     `key` names the shared read-only checkout and environment. `flaky` are the cases that differed between two runs of it; `bounds` hold in workspaces on it.
-    `notes` say where the sandbox has another version of a language than the project asks for.
+    `notes` say where the sandbox has another version of a language than the project asks for. `hidden` are tests that no seat sees: path → text.
     """
 
     base: Base
@@ -128,6 +129,7 @@ class Prepared:
     flaky: tuple[str, ...] = ()
     bounds: Bounds = Bounds()
     notes: tuple[str, ...] = ()
+    hidden: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

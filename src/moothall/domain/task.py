@@ -107,7 +107,7 @@ class DeliberationRequest:
     conversation goes on, on the files as it left them where no repository is named. `fork`: another run of a task from one of its
     turns; all but `task_id` and `seed` is as it was there. `agent`: it is a run of this one.
     `document`: the kind of the answer. `records_calls`: turns record the arguments and results of
-    their tool calls.
+    their tool calls. `hidden_tests`: texts by path, which no seat sees.
     """
 
     description: str
@@ -137,6 +137,7 @@ class DeliberationRequest:
     agent: AgentRef | None = None
     document: DocumentKind = ""
     records_calls: bool = False
+    hidden_tests: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ class Deliberation:
     answers are in `context`; `fork` the recorded turns with which its one seat begins.
     `agent`: of a file, of which it is a run. `elsewhere`: the endpoints of seats whose agents are
     asked elsewhere. `document`: the kind of the answer. `records_calls`: turns record the arguments
-    and results of their tool calls.
+    and results of their tool calls. `hidden`: the key under which the caller's hidden tests are stored.
     """
 
     task_id: str
@@ -189,6 +190,7 @@ class Deliberation:
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     document: DocumentKind = ""
     records_calls: bool = False
+    hidden: str = ""
 
     def model_of(self, seat: str) -> str:
         """Return the name of a seat's model in the settings; '' is the default one."""

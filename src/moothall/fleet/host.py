@@ -345,7 +345,7 @@ class Host:
         prepared, refusal = None, None
         try:
             with telemetry.span("prepare"):
-                prepared = await prepare(self.bus, self.repositories, deliberation)
+                prepared = await prepare(self.bus, self.repositories, deliberation, self.parts.evidence.held_out)
         except* (MoothallError, OSError) as group:
             refusal = first_of(group)
         if isinstance(refusal, Temporary):

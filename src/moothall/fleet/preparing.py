@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from moothall import telemetry
+from moothall.council.front.hidden import fetch_hidden
 from moothall.council.front.refusals import fail_seats
 from moothall.domain.event import EventType
+from moothall.domain.evidence import HIDDEN, RED
+from moothall.domain.ids import digest
 from moothall.domain.repository import Base, Prepared, with_checks
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import MoothallError, NothingToJudge, RepositoryError, SandboxUnavailable, WorkspaceFailed
 from moothall.ports import Bus, Repositories
 from moothall.ranking import diagnose
+from moothall.ranking.relevance import find_test_file
 from moothall.telemetry.events import write_of
 
 log = telemetry.get_logger(__name__)
 
 _PREPARATIONS = 3
+_FEWEST = 4  # failing cases, from which on some are held back
 
 
-async def prepare(bus: Bus, repositories: Repositories, deliberation: Deliberation) -> Prepared | None:
-    """Return the base of a deliberation, ready to work on; None for one about text. Raises `NothingToJudge`, and what the repositories raise."""
+async def prepare(bus: Bus, repositories: Repositories, deliberation: Deliberation, held_out: float = 0.0) -> Prepared | None:
+    """Return the base of a deliberation, ready to work on and without hidden tests; None for one about text.
+
+    `held_out` is the share of failing cases to hide. Raises `NothingToJudge`, and what the repositories raise.
+    """
     if deliberation.repository is None or deliberation.base_sha is None:
         return None
     ref = RepositoryRef(id=deliberation.repository.id, ref=deliberation.base_sha)
     base = with_checks(await repositories.resolve(ref, tenant=deliberation.tenant), deliberation.checks)
+    given = await fetch_hidden(bus.bucket(HIDDEN), deliberation.hidden)
     steps: asyncio.Queue[str | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as group:
@@ -36,13 +47,32 @@ async def prepare(bus: Bus, repositories: Repositories, deliberation: Deliberati
 
         try:
             prepared = await _prepare(repositories, base, tell)
+            if held := files_to_hold(prepared, held_out):
+                tell(f"holding {', '.join(held)} back from the seats (evidence.held_out)")
+                hidden = (*base.profile.hidden, *(f"/{path}" for path in held))
+                prepared = await _prepare(repositories, replace(base, profile=replace(base.profile, hidden=hidden)), tell)
+            prepared = replace(prepared, hidden={**prepared.hidden, **given})
             found = diagnose(prepared)
             tell(found.line)
         finally:
             loop.call_soon(steps.put_nowait, None)  # after all that was told
-    if found.text:
+    if found.text and not prepared.hidden:
         raise NothingToJudge(found.text)
     return prepared
+
+
+def files_to_hold(prepared: Prepared, share: float) -> tuple[str, ...]:
+    """Return test files whose failing cases are about this share of all that fail, if at least four do; one file of them always stays."""
+    red = [case for run in prepared.runs.values() for case, outcome in run.cases.items() if outcome in RED]
+    counts = Counter(find_test_file(case, prepared.files) for case in red if case not in prepared.flaky)
+    del counts[""]
+    if not share or counts.total() < _FEWEST:
+        return ()
+    held: list[str] = []
+    for path in sorted(counts, key=digest)[:-1]:
+        if sum(counts[one] for one in (*held, path)) <= share * counts.total():
+            held.append(path)
+    return tuple(sorted(held))
 
 
 async def _prepare(repositories: Repositories, base: Base, tell: Callable[[str], None]) -> Prepared:

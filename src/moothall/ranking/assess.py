@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from moothall.domain.evidence import RED, CheckRun, Evidence, Verdict
+from moothall.domain.evidence import RED, UNBELIEVED, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment
 from moothall.domain.repository import Profile
@@ -222,7 +222,7 @@ class _Compared:
     def _verdict(self, run: CheckRun, *, undone: bool) -> Verdict:
         """The exit code alone is not believed where there are cases: code under test can end its process with any."""
         if run.status != "success":
-            return Verdict.ERRORED
+            return Verdict.MISSING if run.status == UNBELIEVED else Verdict.ERRORED
         if run.verdict is Verdict.MISSING or is_silent(self._base, run):
             return Verdict.MISSING
         if run.verdict is Verdict.ERRORED and (not self._base or self._base.verdict is not Verdict.ERRORED):

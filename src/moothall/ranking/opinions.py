@@ -21,11 +21,12 @@ _NEUTRAL = 500
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """Of one answer: the mean in thousandths, how many reviewers it has, and those that count for less than they would."""
+    """Of one answer: the mean in thousandths, how many reviewers it has, those that count for less than they would, and all their names."""
 
     mean: int = _NEUTRAL
     reviewers: int = 0
     doubted: tuple[str, ...] = ()
+    names: frozenset[str] = frozenset()
 
 
 def opinions(candidates: Sequence[Candidate], answers: Sequence[str], failures: Sequence[Sequence[str]]) -> dict[str, Opinion]:
@@ -44,9 +45,9 @@ def _opinion(given: Mapping[str, float], weights: Mapping[str, float]) -> Opinio
     doubted = tuple(sorted(name for name in given if weights[name] < 1))
     total = math.fsum(weights[name] for name in given)
     if not total:
-        return Opinion(reviewers=len(given), doubted=doubted)
+        return Opinion(reviewers=len(given), doubted=doubted, names=frozenset(given))
     mean = math.fsum(weights[name] * score for name, score in given.items()) / total
-    return Opinion(round(1000 * mean), len(given), doubted)
+    return Opinion(round(1000 * mean), len(given), doubted, frozenset(given))
 
 
 def _scores(candidates: Sequence[Candidate], answers: Sequence[str]) -> dict[str, dict[str, float]]:

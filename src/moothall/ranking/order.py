@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from moothall.domain.evidence import CONTRADICTION, OWN_TESTS, SECRETS, EvidenceLevel, Verdict
+from moothall.domain.evidence import ALREADY_DONE, CANARY, CONTRADICTION, OWN_TESTS, SECRETS, EvidenceLevel, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, RankedCandidate
 from moothall.ranking.gates import counts, gate_failures, name_cases, plain
@@ -34,7 +34,7 @@ class _Standing:
 
     votes: author → whether all of its tests pass, one vote an author. confirmed_failed: how many of those fail whose tests a
     candidate of another seat passes. cluster: seats that behave the same under all tests. same:
-    seats whose change of the code is the same. opinion: reviews, in thousandths.
+    seats whose change of the code is the same. opinion: reviews, in thousandths; compared: what of it ranks.
     """
 
     candidate: Candidate
@@ -44,6 +44,7 @@ class _Standing:
     cluster: int
     same: int
     opinion: Opinion
+    compared: int
     answer: str
     change: str
 
@@ -56,6 +57,12 @@ class _Standing:
     def cross_failed(self) -> int:
         """How many other authors' tests fail."""
         return sum(not passed for passed in self.votes.values())
+
+    @property
+    def tests_failed(self) -> int:
+        """How many tests of other authors fail."""
+        own = self.candidate.proposal.seat
+        return len({(run.author, case) for run in self.candidate.cross if run.author != own for case in run.failed})
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -85,8 +92,10 @@ CRITERIA: tuple[Criterion, ...] = (
     Criterion("tests that failed on the base and pass", lambda item: item.fixed),
     Criterion("confirmed authors whose tests fail", lambda item: -item.confirmed_failed, lambda value: str(-value)),
     Criterion("authors whose tests fail", lambda item: -item.cross_failed, lambda value: str(-value)),
+    Criterion("tests of other authors that fail", lambda item: -item.tests_failed, lambda value: str(-value)),
+    Criterion("the task is already done", lambda item: int(item.candidate.already_done), lambda value: "yes" if value else "no"),
     Criterion("seats that behave the same", lambda item: item.cluster),
-    Criterion("reviews", lambda item: item.opinion.mean, lambda value: f"{value / 1000:.3f}", tested=False),
+    Criterion("reviews", lambda item: item.compared, lambda value: f"{value / 1000:.3f}", tested=False),
     Criterion("seats with the same change", lambda item: item.same, tested=False),
     # Of two that are level, the one with the better evidence: which level is claimed must not depend on a hash.
     Criterion(
@@ -159,18 +168,48 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
             cluster=cluster(candidate, failed, answer, votes),
             same=0 if candidate.about_text or failed else len(makers[change]),
             opinion=thought[answer],
+            compared=thought[answer].mean,
             answer=answer,
             change=change,
         )
         for candidate, failed, answer, votes, change in zip(candidates, failures, answers, voted, changes, strict=True)
     ]
-    return sorted(found, key=lambda item: item.key)
+    return sorted(_without_missing(found), key=lambda item: item.key)
+
+
+def _without_missing(standings: Sequence[_Standing]) -> list[_Standing]:
+    """Return the standings with what reviews compare. Of answers that tests leave level, if a review of one is missing, only reviewers
+    who judged all of them are compared, and nothing if there are none: a review that is not there has no score.
+    """
+    levels: dict[tuple[int, ...], list[_Standing]] = {}
+    for item in standings:
+        levels.setdefault(item.values[:_TESTED], []).append(item)
+    found: list[_Standing] = []
+    for level in levels.values():
+        text = any(item.candidate.about_text for item in level)
+        if text or not any(item.candidate.missing for item in level):
+            found += level
+            continue
+        shared = frozenset.intersection(*(item.opinion.names for item in level))
+        kept = [
+            replace(item.candidate, reviews=tuple(one for one in item.candidate.reviews if one.reviewer in shared))
+            for item in level
+        ]
+        thought = opinions(kept, [item.answer for item in level], [item.failures for item in level])
+        found += [replace(item, compared=thought[item.answer].mean) for item in level]
+    return found
 
 
 def _equals(standings: Sequence[_Standing]) -> list[_Standing]:
     """Return the winner and the other changes of the code that only a hash puts behind it; [] if the first place is decided."""
     first = next(iter(standings), None)
-    if first is None or first.failures or first.candidate.about_text or first.candidate.level.independent:
+    if (
+        first is None
+        or first.failures
+        or first.candidate.about_text
+        or first.candidate.level.independent
+        or first.candidate.already_done
+    ):
         return []
     distinct = {item.change: item for item in reversed(standings) if item.values == first.values}
     return list(reversed(distinct.values())) if len(distinct) > 1 else []
@@ -221,15 +260,26 @@ def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
         yield f"No evidence, since they differ from run to run: {name_cases(flaky)}."
     if other := item.candidate.assessment.unrelated:
         yield f"No evidence, since they have nothing to do with the change: {name_cases(other)}."
-    if item.votes:
-        many = "author" if len(item.votes) == 1 else "authors"
-        yield f"Passes the tests of {len(item.votes) - item.cross_failed} of {len(item.votes)} other {many}."
+    yield from _others_tests(item)
     if item.cluster > 1:
         yield f"{item.cluster} seats behave the same under every check and test; {passed} candidates passed the gates."
     if item.same > 1:
         yield f"{item.same} seats make the same change of the code."
     if item.opinion.reviewers:
         yield _reviews(item)
+    if missing := item.candidate.missing:
+        total = len(missing) + item.opinion.reviewers
+        are = "is" if len(missing) == 1 else "are"
+        yield f"{len(missing)} of {total} reviews {are} missing: {'; '.join(plain(one, 300) for one in missing)}."
+
+
+def _others_tests(item: _Standing) -> Iterable[str]:
+    if item.votes:
+        many = "author" if len(item.votes) == 1 else "authors"
+        yield f"Passes the tests of {len(item.votes) - item.cross_failed} of {len(item.votes)} other {many}."
+    for run in item.candidate.cross:
+        if run.failed and run.author != item.candidate.proposal.seat:
+            yield f"Fails tests of {plain(run.author)}: {name_cases(run.failed)}."
 
 
 def _evidence(item: _Standing) -> Iterable[str]:
@@ -237,6 +287,15 @@ def _evidence(item: _Standing) -> Iterable[str]:
     for entry in found.evidence:
         if entry.check == SECRETS and entry.verdict is Verdict.PASSED:
             yield f"A person should look whether a key or password is hidden at {name_cases(entry.look)}."
+        if entry.check == CANARY and entry.why:
+            yield f"{entry.why}."
+    for entry in found.evidence:
+        if entry.check == ALREADY_DONE:
+            yield (
+                f"It says that the task is already done, but {plain(entry.why, 300)}."
+                if entry.why
+                else f"The task is already done: its tests pass on the base, and a reader of the task finds that they ask for it{_named(entry.shown)}."
+            )
     level = item.candidate.level
     if level is EvidenceLevel.PROVEN:
         yield f"Proven: a test that failed on the base, and that its author did not write, passes{_named(found.fixed)}."

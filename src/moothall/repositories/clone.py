@@ -365,6 +365,26 @@ class TrustedClone:
             await self._refusable("update-index", "--add", "--remove", "--replace", "-z", "--index-info", stdin=listing, env=env)
             return replace(await self._commit(base_sha, parent or base_sha, message, env), ignored=ignored)
 
+    async def commit_without(self, sha: str, paths: Sequence[str]) -> str:
+        """Commit the tree of a commit without some of its files, with no parent; return the new commit. The same input gives the same one."""
+        orders = "".join(f"0 {'0' * 40}\t{path}\0" for path in paths)
+        async with self._index(sha) as env:
+            await self._run("update-index", "--remove", "-z", "--index-info", stdin=orders.encode(), env=env)
+            tree = (await self._run("write-tree", env=env)).strip().decode()
+        date = (await self._run("log", "-1", "--format=%ct +0000", "--no-show-signature", _check_sha(sha))).strip().decode()
+        dates = {**_WHO, "GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
+        made = (await self._run("commit-tree", tree, "-m", "The base, without hidden tests", env=dates)).strip().decode()
+        await self._run("update-ref", f"refs/moothall/bases/{made}", made)
+        return made
+
+    async def begin_of(self, commit_sha: str, base_sha: str) -> str:
+        """Return the base of a commit: `base_sha`, or what `commit_without` made of it."""
+        shas = _check_sha(base_sha), _check_sha(commit_sha)
+        if not (await self.ask("merge-base", "--is-ancestor", *shas)).status:
+            return base_sha
+        roots = (await self.ask("rev-list", "--max-parents=0", shas[1])).out.decode().split()
+        return roots[0] if len(roots) == 1 and await self.has(roots[0]) else base_sha
+
     async def apply(self, base_sha: str, diff: str, message: str = "", merged: Sequence[str] = ()) -> Patch:
         """Apply a git diff to the base and commit it; `merged` are commits whose work it is, its other parents. Raises `PatchRefused` where it doesn't apply or mayn't."""
         raw = diff.encode(errors="surrogateescape")

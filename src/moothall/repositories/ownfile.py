@@ -30,6 +30,7 @@ def commands_of(profile: Profile) -> Commands:
         "known_failures": profile.known_failures,
         "advisory": profile.advisory,
         "folders": dict(profile.folders),
+        "hidden": {"tests": profile.hidden},
     }
     return Commands.model_validate({name: value for name, value in said.items() if name in Commands.model_fields})
 
@@ -37,8 +38,9 @@ def commands_of(profile: Profile) -> Commands:
 def to_toml(commands: Commands) -> str:
     """Return the text of a file that says this; commands as a line where it splits into the same words."""
     said = {name: value for name, value in commands.model_dump(mode="json").items() if value or name in {"setup", "checks"}}
-    tables = {name: value for name, value in said.items() if isinstance(value, Mapping)}
-    lines = [f"{name} = {_value(value)}" for name, value in said.items() if name not in tables and value is not None]
+    tables = {name: _filled(value) for name, value in said.items() if isinstance(value, Mapping)}
+    tables = {name: table for name, table in tables.items() if table or name == "checks"}
+    lines = [f"{name} = {_value(value)}" for name, value in said.items() if not isinstance(value, Mapping) and value is not None]
     for name, table in tables.items():
         lines += ["", f"[{name}]", *(f"{_key(key)} = {_command(value)}" for key, value in table.items())]
     return _HEAD + "\n" + "\n".join(lines) + "\n"
@@ -56,6 +58,10 @@ def write_own(top: Path, text: str, *, replace: bool) -> Path:
     except OSError as error:
         raise RepositoryError(f"{path} cannot be written: {error.strerror}") from error
     return path
+
+
+def _filled(table: Mapping[str, object]) -> Mapping[str, object]:
+    return {key: value for key, value in table.items() if value}
 
 
 def _value(value: object) -> str:

@@ -14,6 +14,8 @@ a shell would, but no shell runs it):
     lint = "ruff check ."
     [reports]
     tests = "build/junit/*.xml"                     # JUnit files that the check writes, where its runner's cases can't be read
+    [hidden]
+    tests = ["tests/hidden/**"]                     # tests that seats never see; they run on every answer
     [folders]
     tests = "python"                                # where a check runs; the root by default
 """
@@ -95,6 +97,14 @@ _Patterns = Annotated[
 ]
 
 
+class Hidden(BaseModel):
+    """Tests of the repository that seats never see."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tests: Annotated[tuple[_Pattern, ...], Field(max_length=200), BeforeValidator(_words)] = ()
+
+
 class Commands(BaseModel):
     """What a person says about a repository; None is left to detection."""
 
@@ -108,6 +118,7 @@ class Commands(BaseModel):
     advisory: Annotated[tuple[Annotated[str, AfterValidator(_check_name)], ...], Field(max_length=20)] = ()
     folders: Annotated[dict[Annotated[str, AfterValidator(_check_name)], _Folder], Field(max_length=20)] = Field({})
     build: Annotated[tuple[_Argv, ...], Field(max_length=50)] | None = None
+    hidden: Hidden = Hidden()
 
     def over(self, other: Commands) -> Commands:
         """Return these where they say something, else the other's; patterns and failures of both."""
@@ -120,6 +131,7 @@ class Commands(BaseModel):
             reports=other.reports if self.reports is None else self.reports,
             advisory=(*other.advisory, *self.advisory),
             folders={**other.folders, **self.folders},
+            hidden=Hidden(tests=(*other.hidden.tests, *self.hidden.tests)),
         )
 
 
@@ -171,6 +183,7 @@ def make_profile(
         history=found.history or said.setup is not None,
         declared=declared_packages(texts, setup),
         builds=_builds(found, said),
+        hidden=said.hidden.tests,
     )
 
 

@@ -17,7 +17,7 @@ from moothall.domain.repository import Base, Landed, Patch, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, MoothallError, PatchRefused, Refused, RepositoryError
 from moothall.inside.text_encodings import find_encoding
-from moothall.repositories import delivery, landing, sources
+from moothall.repositories import delivery, landing, patch_rules, sources
 from moothall.repositories.blame import LineOrigin, origin_of
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
@@ -160,8 +160,23 @@ class TrustedRepositories:
         return await Submodules(self._git, clone, entry, self._settings, secrets=self._secrets, pin=self._pin).fetch(sha, modules)
 
     async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
-        """Set up, check out, run the checks once."""
-        return await self._prepare(base, on_progress)
+        """Set up, check out, run the checks once. Tests that the profile hides are not in it, and are returned beside it."""
+        base, hidden = await self._hide(base)
+        return replace(await self._prepare(base, on_progress), hidden=hidden)
+
+    async def _hide(self, base: Base) -> tuple[Base, Mapping[str, str]]:
+        """Return a base without the tests that its profile hides, and their texts by path.
+
+        It is a commit of its own without a history, which would hold them. Raises `RepositoryError`.
+        """
+        if not base.profile.hidden:
+            return base, {}
+        clone = self.clone(base.repository)
+        hidden = [path for path in await clone.files(base.sha) if patch_rules.matches(base.profile.hidden, path)]
+        if not hidden:
+            return base, {}
+        texts = [blob.decode(errors="surrogateescape") for blob in await clone.read_all(base.sha, hidden, 0)]
+        return replace(base, sha=await clone.commit_without(base.sha, hidden)), dict(zip(hidden, texts, strict=True))
 
     async def read(self, base: Base, path: str, limit: int = 65536) -> str:
         """Return a text file of the base commit, at most `limit` characters. Raises `NotFound`."""
@@ -200,7 +215,7 @@ class TrustedRepositories:
                 await self.fetch_missing(base.repository, base.sha, commit_sha)
         if not await clone.has(commit_sha):
             raise PatchRefused(f"the commit {commit_sha[:40]} is not in the clone any more.")
-        return await clone.diff(base.sha, commit_sha)
+        return await clone.diff(await clone.begin_of(commit_sha, base.sha), commit_sha)
 
     async def merge(self, base: Base, commits: Sequence[str]) -> Patch:
         """Merge one commit after the other into the base. Raises `MergeConflict`, `PatchRefused`, `RepositoryError`."""

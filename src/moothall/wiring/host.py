@@ -124,6 +124,7 @@ async def _host(
             merge=hands.repositories.merge,
             log=bus,
             limits=settings.limits,
+            evidence=settings.evidence,
             llm=settings.llm,
             run_code=hands.run_code,
             surveyor=Surveyor(hands.workspaces, settings.limits),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -36,7 +37,17 @@ class FirstChanges:
     def __init__(self) -> None:
         self._diffs: LRUCache[tuple[str, str, str], _Applied] = LRUCache(_DIFFS_KEPT, getsizeof=lambda made: made.size)
 
-    async def of(self, base: Base, clone: TrustedClone, patch: str, extra: str, *, judged: bool) -> list[Change]:
+    async def of(
+        self,
+        base: Base,
+        clone: TrustedClone,
+        patch: str,
+        extra: str,
+        *,
+        judged: bool,
+        files: Mapping[str, str],
+        append: Mapping[str, str],
+    ) -> list[Change]:
         """Return the changes that a workspace begins with."""
         kept: frozenset[str] = frozenset()
         existed = set(await clone.files(base.sha))
@@ -67,14 +78,8 @@ class FirstChanges:
                     and change.content
                     and change.mode == patch_rules.FILE
                 ):
-                    now = wanted.get(change.path)
-                    text = (
-                        await clone.read(base.sha, change.path, 0)
-                        if now is None and change.path in existed
-                        else now and now.content
-                    )
-                    if text:
-                        wanted[change.path] = Change(change.path, change.mode, proof.with_inline_tests(text, change.content))
+                    wanted |= await _with_inline_tests(base, clone, wanted, change)
+        await _lay_over(base, clone, wanted, files, append)
         return list(wanted.values())
 
     async def _apply(self, base: Base, clone: TrustedClone, diff: str) -> _Applied:
@@ -87,3 +92,29 @@ class FirstChanges:
                 self._diffs[key] = found
             return found
         return self._diffs[key]
+
+
+async def _lay_over(
+    base: Base, clone: TrustedClone, wanted: dict[str, Change], files: Mapping[str, str], append: Mapping[str, str]
+) -> None:
+    """Put texts in the place of files, and at the end of files."""
+    for path, text in files.items():
+        change = Change(path, patch_rules.FILE, text.encode(errors="surrogateescape"))
+        inline = path.endswith(".rs") and not patch_rules.is_test(path)
+        wanted |= await _with_inline_tests(base, clone, wanted, change) if inline else {path: change}
+    for path, text in append.items():
+        now = wanted.get(path) or (
+            Change(path, patch_rules.FILE, await clone.read(base.sha, path, 0)) if path in await clone.files(base.sha) else None
+        )
+        if now is not None and now.content is not None:
+            wanted[path] = Change(path, now.mode, now.content + text.encode())
+
+
+async def _with_inline_tests(base: Base, clone: TrustedClone, wanted: Mapping[str, Change], change: Change) -> dict[str, Change]:
+    """Return a Rust source file as it is so far, with the tests that stand inside the version of `change`; {} if there is no such file."""
+    now = wanted.get(change.path)
+    existed = now is None and change.path in await clone.files(base.sha)
+    text = await clone.read(base.sha, change.path, 0) if existed else now and now.content
+    if not text:
+        return {}
+    return {change.path: Change(change.path, change.mode, proof.with_inline_tests(text, change.content or b""))}

@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -36,7 +36,7 @@ from moothall.inside import cases, checks
 from moothall.inside.fullpython import COMMAND
 from moothall.inside.pressure import GENEROUS
 from moothall.inside.protocol import pack_path
-from moothall.ports import Hear
+from moothall.ports import NOTHING, Hear
 from moothall.ranking.contention import hit_limit_under_load
 from moothall.repositories import patch_rules
 from moothall.repositories.changes import ChangeCaps, Written
@@ -63,6 +63,7 @@ _SHELL_VARIABLES = {
     "PAGER": "cat",
     "GIT_PAGER": "cat",
 }
+HIDDEN_RULE = "[hidden] tests in .moothall.toml"
 _AGAIN = "this proves nothing about the code; run it again"
 _REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
     (InvalidRequest, ToolStatus.INVALID),
@@ -315,7 +316,10 @@ class LocalWorkspace:
         # Odd names included: deleting such a file is a change too.
         files = [entry.path for entry in await self.clone.entries(self.base.sha)]
         written = await self._box.changes(files, caps, partial(self.clone.ignored, self.base.sha))
-        return replace(written, changes=await self.clone.clean(self.base.sha, written.changes))
+        hidden = self.base.profile.hidden
+        changes = [change for change in written.changes if not patch_rules.matches(hidden, change.path)]
+        left_out = {change.path: HIDDEN_RULE for change in written.changes if patch_rules.matches(hidden, change.path)}
+        return Written(await self.clone.clean(self.base.sha, changes), {**written.ignored, **left_out})
 
     async def write(self, changes: Sequence[Change]) -> None:
         """Apply changes, given in the form that git stores. Raises `WorkspaceFailed` if that is not
@@ -483,10 +487,12 @@ class LocalWorkspaces:
         patch: str = "",
         extra: str = "",
         judged: bool = False,
+        files: Mapping[str, str] = NOTHING,
+        append: Mapping[str, str] = NOTHING,
     ) -> AsyncIterator[LocalWorkspace]:
         """Open a fresh workspace. See `ports.Workspaces`."""
         clone = self._clones(prepared.base.repository)
-        changes = await self._first.of(prepared.base, clone, patch, extra, judged=judged)
+        changes = await self._first.of(prepared.base, clone, patch, extra, judged=judged, files=files, append=append)
         remote = self._remotes(prepared.base.repository) if self._remotes else None
         async with self.pool.box(prepared) as box:
             box.called = f"{name}.{box.name}"

@@ -44,7 +44,7 @@ def data_dir(tmp_path: Path) -> Path:
         (("de",), ["deliberate", "demo"]),
         (("repo", "remove", ""), ["app-1", "lib-2"]),
         (("deliberate", "--repo", "l"), ["lib-2"]),
-        (("deliberate", "--protocol", "t"), ["tests_then_verify"]),
+        (("deliberate", "--protocol", "te"), ["tests_then_verify"]),
         (("ask", "--role", "d"), ["dev", "devops", "data"]),
         (("show", "task"), ["task-new", "task-old"]),
         (("completion", "z"), ["zsh"]),

@@ -42,6 +42,20 @@ def test_a_model_cannot_write_a_second_line_or_markup() -> None:
     assert line.plain == "agent-dev-001   failed: one two \N{REPLACEMENT CHARACTER}[31m[red] [X]"
 
 
+def test_what_an_agent_beside_the_seats_found_is_one_line_with_its_tokens() -> None:
+    report = {
+        "agent": "test-writer",
+        "message": "test writer: 4 tests, 3 of them fail on the base\n\x1b[31m",
+        "usage": {"prompt_tokens": 900, "completion_tokens": 100},
+    }
+    line = line_of(Recorded(1, new_event(EventType.EVIDENCE_REPORTED, "t", {"task_id": "t", "report": report})))
+    assert line is not None
+    assert "test writer: 4 tests, 3 of them fail on the base" in line.plain
+    assert line.plain.endswith("(1000 tokens)")
+    assert "\x1b" not in line.plain
+    assert "\n" not in line.plain
+
+
 def test_a_test_that_was_red_before_is_not_said_to_have_failed() -> None:
     evidence = {"check": "tests", "verdict": "passed", "passed": 7, "failed": 3, "skipped": 1, "before": 2}
     line = line_of(Recorded(1, new_event(EventType.CHECK_FINISHED, "t", {"seat": "agent-dev-001", "evidence": evidence})))

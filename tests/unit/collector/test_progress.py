@@ -80,4 +80,7 @@ def test_the_sentences_name_who_did_what() -> None:
         f"{SEATS[1]} reviewed {SEATS[0]}: 0.5.",
         f"Decided: {SEATS[0]} wins, proven.",
     ]
+    report = {"agent": "tie-breaker", "message": "tie-breaker: 2 answers behave the same: tried both"}
+    reported = new_event(EventType.EVIDENCE_REPORTED, "task-a", {"task_id": "task-a", "report": report})
+    assert steps_of([reported])[0].step == "tie-breaker: 2 answers behave the same: tried both."
     assert steps_of([decided("")])[0].step == "Decided: no winner. none passes"

@@ -173,7 +173,7 @@ async def test_a_reader_of_the_task_drops_tests_that_contradict_it(council: Any,
 
     async with council(answer, files=files, context_tokens=window) as house:
         events = await house.run(house.deliberation("vote", 2, max_turns=1))
-        asked = [call for call in house.server.requests if ".tests1" in call.call_id]
+        asked = [call for call in house.server.requests if ".tests." in call.call_id]
     found = verdicts(events)
     assert found[ONE, "own tests"] == "passed"
     assert ((TWO, "cross") in found) is counts

@@ -108,33 +108,35 @@ async def test_the_same_patch_of_a_majority_stops_the_rest(council: Any) -> None
     assert house.workspaces.alive == set()
 
 
-async def test_different_patches_of_a_majority_stop_nobody(council: Any) -> None:
-    async def late() -> str:
-        await asyncio.sleep(0.2)
-        return append("\n\ndef hello_world():\n    return 'Hello, World!'\n")
-
-    async with council(by_seat(one=append(), two=append(OTHER), three=late)) as house:
-        events = await house.run(house.deliberation("vote"))
-    assert set(outcomes(events).values()) == {"proposed"}
-
-
-async def test_own_tests_of_a_majority_stop_nobody(council: Any) -> None:
-    both = act(
+async def test_different_patches_that_behave_the_same_stop_the_rest(council: Any) -> None:
+    with_test = act(
         ("files.write", {"path": "tests/test_more.py", "content": OWN_TEST}),
+        ("files.append", {"path": "src/utils.py", "content": SOLUTION}),
+    )
+    async with council(by_seat(one=with_test, two=append(OTHER), three=forever)) as house:
+        events = await house.run(house.deliberation("vote"))
+    assert outcomes(events) == {ONE: "proposed", TWO: "proposed", THREE: "cancelled CANCELLED"}
+
+
+async def test_a_majority_that_its_own_tests_tell_apart_stops_nobody(council: Any) -> None:
+    test = "from utils import hello_world\n\n\ndef test_more():\n    assert hello_world.__doc__\n"
+    with_test = act(
+        ("files.write", {"path": "tests/test_more.py", "content": test}),
         ("files.append", {"path": "src/utils.py", "content": SOLUTION}),
     )
 
     async def late() -> str:
-        await asyncio.sleep(0.2)
+        while not any(data.get("cross_author") for data in of(await house.events(), EventType.CHECK_FINISHED)):
+            await asyncio.sleep(0.05)
         return append()
 
-    async with council(by_seat(one=both, two=both, three=late)) as house:
+    async with council(by_seat(one=with_test, two=append(OTHER), three=late)) as house:
         events = await house.run(house.deliberation("vote"))
     assert set(outcomes(events).values()) == {"proposed"}
 
 
 async def test_a_seat_that_never_answers_is_late(council: Any) -> None:
-    async with council(by_seat(one=append(), two=forever, three=append(OTHER))) as house:
+    async with council(by_seat(one=append(), two=forever, three=append(WRONG))) as house:
         d = house.deliberation("vote", seconds=6)
         events = await house.run(d)
     assert outcomes(events) == {ONE: "proposed", TWO: "late DEADLINE_EXCEEDED", THREE: "proposed"}

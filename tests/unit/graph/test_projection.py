@@ -101,6 +101,7 @@ def test_every_event_type_is_projected_or_named_as_left_out() -> None:
         EventType.DELIBERATION_STEERED,
         EventType.DELIBERATION_PAUSED,
         EventType.DELIBERATION_RESUMED,
+        EventType.EVIDENCE_REPORTED,
     }
     assert set(EventType) - READERS.keys() == left_out
 

@@ -361,3 +361,35 @@ def test_ties_need_different_answers() -> None:
     assert ties([]) == ()
     assert rank([]) == ()
     assert len(ties([candidate(1, "a"), candidate(2, "b"), candidate(3, "b"), candidate(4, "c", evidence=RED)])) == 2
+
+
+def _review(number: int, score: float) -> Review:
+    return Review(SEATS[number - 1], "c", score)
+
+
+def test_a_missing_review_has_no_score() -> None:
+    """Of two level answers, one was reviewed badly and the review of the other is missing: reviews do not decide."""
+    bad, unread = (
+        candidate(1, "a", reviews=(_review(3, 0.2),)),
+        candidate(2, "b", missing=("review of 2 by 4 is missing: timeout",)),
+    )
+    first, second = rank([bad, unread])
+    assert first.undecided
+    assert second.undecided
+    assert any("1 of 1 reviews is missing: review of 2 by 4" in reason for item in (first, second) for reason in item.reasons)
+    assert order(bad, replace(unread, missing=())) == [SEATS[1], SEATS[0]], "nobody was asked: counted as neither good nor bad"
+
+
+def test_where_a_review_is_missing_reviewers_of_all_answers_are_compared() -> None:
+    one = candidate(1, "a", reviews=(_review(3, 0.2), _review(5, 0.9)))
+    other = candidate(2, "b", reviews=(_review(5, 0.8),), missing=("gone",))
+    assert order(one, other) == [SEATS[0], SEATS[1]], "agent 5 judged both"
+
+
+def test_an_answer_that_fails_a_test_of_the_test_writer_is_not_reproduced() -> None:
+    runs = (CrossRun(SEATS[4], passed=True, cases=("t::a",)), CrossRun("test-writer", passed=False, failed=("t::b",)))
+    (place,) = rank([candidate(1, cross=runs)])
+    assert place.level is EvidenceLevel.UNPROVEN
+    assert "Fails tests of test-writer: t::b." in place.reasons
+    (without_cases,) = rank([candidate(1, cross=(CrossRun("tie-breaker", passed=True),))])
+    assert without_cases.level is EvidenceLevel.UNPROVEN, "its tests pass on the base, too"

@@ -23,7 +23,7 @@ from moothall.pb.shannon.common import common_pb2 as shannon_pb2
 # [] repeated, map<…> of strings to…; everything else is a message or an enum.
 MESSAGES = {
     "DeliberateRequest": "task_description s, role s, constraints TaskConstraints, rounds i?, num_agents i, task_id s, "
-    "repository Repository, protocol s, budget Budget, adaptive b, follows s, fork Fork",
+    "repository Repository, protocol s, budget Budget, adaptive b, follows s, fork Fork, hidden_tests map<s>",
     "DeliberateResponse": "results []DeliberationResult, winner_id s, duration_ms l, metadata OrchestratorMetadata, task_id s, "
     "status DeliberationStatus, usage Usage, proven b, branch s, error_message s, seats []SeatOutcome, evidence_level s",
     "SubmitDeliberationResponse": "task_id s, status DeliberationStatus, agent_count i",

@@ -48,7 +48,7 @@ USERS: Mapping[str, User] = {
     "api": User(
         "the doors and the page",
         _DESK | {Channel.STORIES, Channel.COUNCILS},
-        writes=frozenset({"budgets", "bundles"}),
+        writes=frozenset({"budgets", "bundles", "hidden"}),
     ),
     "collector": User(
         "whoever decides, plans and writes the graph; it makes the streams, and operators' commands run beside it",
@@ -63,7 +63,7 @@ USERS: Mapping[str, User] = {
         _DESK | _SEATS,
         hears=frozenset({Channel.LINK}),
         takes=frozenset({"tools"}),
-        writes=_GUARD | {"budgets", "leases", "sessions", "workflows"},
+        writes=_GUARD | {"budgets", "hidden", "leases", "sessions", "workflows"},
     ),
     "hosts": User(
         "hosts, which run the seats of councils",

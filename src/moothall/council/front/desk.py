@@ -15,6 +15,7 @@ from cachetools import LRUCache
 
 from moothall import telemetry
 from moothall.council.front.forking import fork_of
+from moothall.council.front.hidden import check_hidden, store_hidden
 from moothall.council.front.refusals import fail_seats, refused_deliberation
 from moothall.council.front.request import Defaults, digest_of, plan
 from moothall.council.front.roster import Roster
@@ -25,6 +26,7 @@ from moothall.domain.causes import request_event_id
 from moothall.domain.chat import Writing
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Data, Event, EventType, Recorded
+from moothall.domain.evidence import HIDDEN
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, key_of, own_id, read_role, seed_of
 from moothall.domain.outcome import DeliberationStatus, Outcome
@@ -110,7 +112,15 @@ class Desk:
         if before:
             room = self._defaults.models.get(deliberation.model).assumed_window // _TALK_SHARE
             told = "\n\n".join(filter(None, (thread_text(before, room), told)))
-        return await self._record(replace(deliberation, context=told), request_digest)
+        deliberation = await self._store_hidden(request, replace(deliberation, context=told))
+        return await self._record(deliberation, request_digest)
+
+    async def _store_hidden(self, request: DeliberationRequest, d: Deliberation) -> Deliberation:
+        """Store the caller's hidden tests where no event shows them."""
+        if not request.hidden_tests:
+            return d
+        key = await store_hidden(self._bus.bucket(HIDDEN), check_hidden(request.hidden_tests, d), d.tenant)
+        return replace(d, hidden=key)
 
     async def check(self, request: DeliberationRequest, who: Principal) -> None:
         """Raise what `submit` would raise if this were a new task; record nothing."""

@@ -125,7 +125,7 @@ def digest_of(request: DeliberationRequest, who: Principal) -> str:
     """
     # Tasks of a forge that an older version recorded have no origin.
     fields = dump(replace(request, context="", origin="" if request.origin == FORGE else request.origin))
-    for name in ("merge", "model", "checks", "tools", "follows", "fork", "agent", "document", "records_calls"):
+    for name in ("merge", "model", "checks", "tools", "follows", "fork", "agent", "document", "records_calls", "hidden_tests"):
         if not fields[name]:
             del fields[name]
     return digest(str(sorted(fields.items())), who.tenant, who.name)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from moothall.council.facts import Facts
 from moothall.council.judging.runs import FreshRuns
+from moothall.council.judging.test_files import is_run_alone
 from moothall.council.prompting.text import clip
 from moothall.domain.evidence import OWN_TESTS, RED, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
@@ -25,13 +26,10 @@ from moothall.ranking.syntax.diffs import FileDiff, file_diffs
 from moothall.ranking.syntax.rust_tests import with_tests_of
 
 _OUTPUT = 8000
-_RUNS = 3
-_LONG_MS = 60_000  # a run that takes longer is not repeated
-_RUN_ALONE = re.compile(
-    r"(?:^|/)test_[^/]*\.py$|_test\.(?:py|go)$|(?:^|/)tests?\.py$|\.(?:test|spec)\.[cm]?[jt]sx?$"
-    r"|(?:^|/)(?:test|test-[^/]*|[^/]*[-_]test)\.[cm]?[jt]s$|(?:^|/)(?:tests?|__tests__|spec)/(?:.*/)?[^/]+\.(?:rs|[cm]?[jt]sx?)$"
-)
-"""Test files that a runner can be given by name."""
+RUNS = 3
+"""Runs of a test before it counts."""
+LONG_MS = 60_000
+"""A run that takes longer is not repeated."""
 _INLINE = re.compile(r"#\[(?:\w+::)*(?:test|test_case|rstest)\b|\bquickcheck!")
 
 
@@ -40,10 +38,38 @@ def _in_crate(path: str) -> bool:
     return path.endswith(".rs") and "src" in path.split("/")[:-1]
 
 
+def adds_inline_tests(part: FileDiff) -> bool:
+    """Whether the change of a Rust file adds a test, as far as its added lines say."""
+    return any(_INLINE.search(line) for line in part.added.values())
+
+
 def brings_inline_tests(part: FileDiff, base: str) -> bool:
     """Whether the change of a Rust file, whose text is `base` before it, adds a test to it or changes one."""
     after = part.apply(base)
-    return any(_INLINE.search(line) for line in part.added.values()) or with_tests_of(after, base) != after
+    return adds_inline_tests(part) or with_tests_of(after, base) != after
+
+
+async def runnable_paths(runs: FreshRuns, tests: Sequence[str], diff: str) -> dict[str, tuple[str, ...]]:
+    """Return by check those of the test files that its runner can be given by name; () for the whole check.
+
+    The whole check is run for tests inside Rust source files that `diff` changes, which no runner is given by name.
+    """
+    profile = runs.prepared.base.profile
+    inside = [path for path in tests if _in_crate(path)]
+    inside += [
+        part.path
+        for part in file_diffs(diff)
+        if part.path.endswith(".rs") and part.path not in tests and brings_inline_tests(part, await runs.text(part.path))
+    ]
+    found: dict[str, tuple[str, ...]] = {}
+    for check in profile.checks:
+        folder = profile.folders.get(check, "")
+        start = f"{folder}/" if folder else ""
+        some = tuple(path for path in tests if is_run_alone(path) and path.startswith(start) and path not in inside)
+        inline = any(path.startswith(start) for path in inside)
+        if (some or inline) and (check == "tests" or check.startswith("tests-")):
+            found[check] = () if inline else some
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,30 +99,8 @@ class AuthorTests:
     _turns: dict[object, asyncio.Lock] = field(default_factory=dict)
 
     async def paths(self, author: Proposal) -> dict[str, tuple[str, ...]]:
-        """Return by check the test files of an author that its runner can be given by name; () for the whole check.
-
-        The whole check is run for tests inside Rust source files, which no runner is given by name.
-        """
-        profile = self.runs.prepared.base.profile
-        inside = [path for path in author.own_tests if _in_crate(path)]
-        inside += [
-            part.path
-            for part in file_diffs(author.diff)
-            if part.path.endswith(".rs")
-            and part.path not in author.own_tests
-            and brings_inline_tests(part, await self.runs.text(part.path))
-        ]
-        found: dict[str, tuple[str, ...]] = {}
-        for check in profile.checks:
-            folder = profile.folders.get(check, "")
-            start = f"{folder}/" if folder else ""
-            some = tuple(
-                path for path in author.own_tests if _RUN_ALONE.search(path) and path.startswith(start) and path not in inside
-            )
-            inline = any(path.startswith(start) for path in inside)
-            if (some or inline) and (check == "tests" or check.startswith("tests-")):
-                found[check] = () if inline else some
-        return found
+        """Return by check the test files of an author that its runner can be given by name, as `runnable_paths` does."""
+        return await runnable_paths(self.runs, author.own_tests, author.diff)
 
     async def validate(self, author: Proposal) -> ValidCases:
         """Return the cases of an author that count."""
@@ -126,13 +130,13 @@ class AuthorTests:
                 continue
             at = f"cross/{author.seat}/{author.fingerprint}"
             await self.facts.show(item, evidence, at, cross_author=author.seat, cross_fingerprint=author.fingerprint)
-            vote = CrossRun(author.seat, evidence.verdict is Verdict.PASSED, evidence.shown)
+            vote = CrossRun(author.seat, evidence.verdict is Verdict.PASSED, evidence.shown, evidence.red)
             votes[item.candidate] = (*votes.get(item.candidate, ()), vote)
         return votes
 
     async def own_run(self, author: Proposal, check: str, paths: Sequence[str]) -> CheckRun:
         """Run an author's tests on its own candidate."""
-        return await self._run(author.diff, author, check, paths)
+        return await self.run_tests(author.diff, author, check, paths)
 
     async def _validate(self, author: Proposal) -> ValidCases:
         found: dict[str, tuple[str, ...]] = {}
@@ -151,14 +155,16 @@ class AuthorTests:
         self, author: Proposal, check: str, paths: Sequence[str]
     ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
         before = self.runs.prepared.runs[check].cases if check in self.runs.prepared.runs else {}
-        own = await self._run(author.diff, author, check, paths)
+        own = await self.run_tests(author.diff, author, check, paths)
         new = [case for case, outcome in own.cases.items() if case not in before and outcome == "passed"]
         known = [case for case, outcome in own.cases.items() if before.get(case) == outcome == "passed"]
         if not new and not known:
             return (), (), _why_none(own, before)
-        base = await self._run("", author, check, paths)
+        base = await self.run_tests("", author, check, paths)
         # A known case that fails here was changed by its author. That its file cannot be loaded says nothing of it.
-        red = [case for case in new if self._fails(base, case)] + [case for case in known if base.cases.get(case) == "failed"]
+        red = [case for case in new if self.fails_on_base(base, case)] + [
+            case for case in known if base.cases.get(case) == "failed"
+        ]
         if base.status != "success" or not red:
             if not new:
                 return (), (), _why_none(own, before)
@@ -169,16 +175,30 @@ class AuthorTests:
                 "they pass without the change" if passing else "they fail on the base for a reason that the task does not give",
             )
         guards = [case for case in new if base.cases.get(case) == "passed"]
-        for number in range(2, _RUNS + 1):
-            if max(base.duration_ms, own.duration_ms) > _LONG_MS:
+        for number in range(2, RUNS + 1):
+            if max(base.duration_ms, own.duration_ms) > LONG_MS:
                 break
-            again = await self._run("", author, check, paths, number)
-            once_more = await self._run(author.diff, author, check, paths, number)
-            red = [case for case in red if self._fails(again, case) and once_more.cases.get(case) == "passed"]
+            again = await self.run_tests("", author, check, paths, number)
+            once_more = await self.run_tests(author.diff, author, check, paths, number)
+            red = [case for case in red if self.fails_on_base(again, case) and once_more.cases.get(case) == "passed"]
             guards = [case for case in guards if again.cases.get(case) == once_more.cases.get(case) == "passed"]
         return tuple(red), tuple(guards), "" if red else "they differ from run to run"
 
-    def _fails(self, base: CheckRun, case: str) -> bool:
+    async def passing_on_base(self, author: Proposal) -> tuple[tuple[str, ...], str]:
+        """Return the new cases of an author if all of them pass on the base in three runs; else why they count for nothing."""
+        found: list[str] = []
+        for check, paths in (await self.paths(author)).items():
+            before = self.runs.prepared.runs[check].cases if check in self.runs.prepared.runs else {}
+            for number in range(1, RUNS + 1):
+                run = await self.run_tests("", author, check, paths, number)
+                new = {case: outcome for case, outcome in run.cases.items() if case not in before}
+                if failing := [case for case, outcome in new.items() if outcome in RED]:
+                    return (), f"its tests fail on the base: {name_cases(failing)}"
+                if number == 1:
+                    found += [case for case, outcome in new.items() if outcome == "passed"]
+        return (tuple(found), "") if found else ((), "it brings no new test that passes on the base")
+
+    def fails_on_base(self, base: CheckRun, case: str) -> bool:
         """Whether a case fails on the base for a reason that the task may give.
 
         A test that ran and failed does. One whose file could not be loaded or built does if the task names what is missing.
@@ -199,11 +219,11 @@ class AuthorTests:
         paths_of = await self.paths(author)
         for check, some in cases.items():
             paths = paths_of[check]
-            run = await self._run(diff, author, check, paths)
+            run = await self.run_tests(diff, author, check, paths)
             every_case = (*some, *valid.guards.get(check, ()))
             failed = [case for case in every_case if run.cases.get(case) != "passed"]
-            if failed and run.duration_ms <= _LONG_MS:
-                again = await self._run(diff, author, check, paths, 2)
+            if failed and run.duration_ms <= LONG_MS:
+                again = await self.run_tests(diff, author, check, paths, 2)
                 if failed != [case for case in every_case if again.cases.get(case) != "passed"]:
                     return None
             red += failed
@@ -222,7 +242,7 @@ class AuthorTests:
             why=f"fails {name_cases(red)}" if red else "",
         )
 
-    async def _run(self, diff: str, author: Proposal, check: str, paths: Sequence[str], number: int = 1) -> CheckRun:
+    async def run_tests(self, diff: str, author: Proposal, check: str, paths: Sequence[str], number: int = 1) -> CheckRun:
         """Run the author's `paths` on the base with `diff`; the base's other tests are as they were there."""
         key = (diff, author.diff, check, *paths, str(number))
         async with self._turns.setdefault(key, asyncio.Lock()):

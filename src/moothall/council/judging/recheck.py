@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from moothall.council.facts import Facts
 from moothall.council.judging.author_tests import AuthorTests
+from moothall.council.judging.canary import Canary, file_of, make_canary
+from moothall.council.judging.hidden import is_hidden, with_hidden_checks, without_hidden
 from moothall.council.judging.runs import CheckRuns, FreshRuns
 from moothall.council.prompting.excerpt import looks_like_test
 from moothall.council.prompting.text import clip
 from moothall.domain.codec import dump
-from moothall.domain.evidence import RED, SECRETS, CheckRun, Evidence, Verdict
+from moothall.domain.evidence import CANARY, HIDDEN_CASE, RED, SECRETS, UNBELIEVED, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal
 from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.errors import NotFound
 from moothall.inside.cases import WRITTEN
+from moothall.inside.checks import tells_cases
 from moothall.ranking import assess, changed_files, passes_gates
 from moothall.ranking.assess import differing_cases, is_silent, unmatched_cases
 from moothall.ranking.documented import altered_examples
@@ -30,8 +34,19 @@ from moothall.ranking.screening import screen
 from moothall.ranking.syntax.normal import changed_code, changes_nothing, normal_change, same_change
 
 _OUTPUT = 8000
+_SILENT = "its runner did not report a test that must fail, so its report is not believed"
+_TRIED = 5  # cases whose file is looked for
 _TOLD = 4  # cases whose output is told
 _RERUN, _RERUN_MS = 50, 120_000  # cases, and the base's own time, up to which deciding cases are run once more
+
+
+@dataclass(frozen=True, slots=True)
+class _Canaries:
+    """What tests that must fail showed: proving cases that differ, checks whose runner did not report one, and checks without one."""
+
+    differing: AbstractSet[str] = frozenset()
+    silent: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,29 +64,36 @@ class Judged:
         return Candidate(self.proposal, self.assessment, self.cross)
 
     @property
+    def seen(self) -> Assessment:
+        """What seats and reviewers may know of it: nothing of hidden tests."""
+        return without_hidden(self.assessment)
+
+    @property
     def passes(self) -> bool:
         """Whether every gate is passed."""
         return passes_gates(self.candidate)
 
     @property
     def solves(self) -> bool:
-        """Whether it passes the gates and leaves no failure behind that concerns the task: there is nothing to repair."""
-        return self.passes and not self.assessment.unsolved
+        """Whether it leaves nothing to repair that its author may know of: it passes the gates, and no failure concerns the task."""
+        return passes_gates(replace(self.candidate, assessment=self.seen)) and not self.seen.unsolved
 
 
 class Bench:
     """Judges the candidates of one deliberation; the same diff is run once. `clean` takes secrets out of a text."""
 
     def __init__(self, runs: FreshRuns, facts: Facts, clean: Callable[[str], str] = scrub) -> None:
-        self._runs = runs
+        prepared, hidden = with_hidden_checks(runs.prepared)
+        runs = self._runs = replace(runs, prepared=prepared, hidden=hidden)
         self._clean = clean
-        self._prepared = runs.prepared
+        self._prepared = prepared
         self._facts = facts
         self._tests = AuthorTests(runs, facts)
         self._turns: dict[str, asyncio.Lock] = {}
         self._found: dict[str, Assessment] = {}
         self._untold: dict[str, set[str]] = {}
         self._base_turn = asyncio.Lock()
+        self._reporting: dict[tuple[str, str], bool] = {}
         self._details: dict[str, Mapping[str, str]] = {}
         self._red_on_base: dict[str, bool] = {}
         self._altered: dict[str, Sequence[str]] = {}
@@ -90,6 +112,7 @@ class Bench:
         return judged
 
     async def _assess(self, proposal: Proposal, key: str) -> Assessment:
+        await self._run_hidden_on_base()
         self._altered[proposal.diff] = altered_examples(self._runs.exact(proposal.diff), await self._before(proposal.diff))
         every = dict.fromkeys(self._prepared.base.profile.checks, ())
         ran = (
@@ -103,8 +126,17 @@ class Bench:
         if gone := _missing_checks(found, runs, self._prepared):
             flaky |= {*await self._unsteady(gone)}
             found = self._compare(proposal, runs, flaky, applies=applies)
-        if differing := await self._find_flaky(proposal.diff, runs, _doubtful(found, runs, self._prepared), found.fixed):
+        doubtful = _doubtful(found, runs, self._prepared)
+        if differing := await self._find_flaky(proposal.diff, runs, doubtful):
             flaky |= differing
+            found = self._compare(proposal, runs, flaky, applies=applies)
+        canaries = await self._run_canaries(proposal.diff, runs, {} if differing else doubtful, found) if applies else _Canaries()
+        if canaries.differing or canaries.silent:
+            flaky |= canaries.differing
+            runs = {
+                **runs,
+                **{check: CheckRun(check, Verdict.MISSING, output=_SILENT, status=UNBELIEVED) for check in canaries.silent},
+            }
             found = self._compare(proposal, runs, flaky, applies=applies)
         if failing := await self._find_failing_on_base(found.regressions):
             flaky |= failing
@@ -117,13 +149,34 @@ class Bench:
             unrelated = await self._unrelated(found.fixed, changed_files(proposal.diff))
             if unsteady or unrelated:
                 found = self._compare(proposal, runs, flaky | unsteady, applies=applies, unrelated=unrelated)
-        if applies and await self._tests.paths(proposal):
-            valid = await self._tests.validate(proposal)
-            found = replace(found, evidence=(*found.evidence, valid.evidence))
         if applies:
+            found = replace(found, evidence=(*found.evidence, *await self._other_evidence(proposal, canaries)))
             found = await self._read(proposal, found, _data_of_tests(runs) - _data_of_tests(self._prepared.runs))
         broken = {*found.regressions, *(case for item in found.evidence for case in item.red)}
-        self._details[key] = {case: said for run in runs.values() for case, said in run.details.items() if case in broken}
+        self._details[key] = {
+            case: said
+            for check, run in runs.items()
+            for case, said in run.details.items()
+            if case in broken and not is_hidden(check)
+        }
+        return found
+
+    async def _run_hidden_on_base(self) -> None:
+        """Run the hidden tests on the untouched base, once."""
+        async with self._base_turn:
+            new = {check: () for check in self._runs.hidden.paths if check not in self._prepared.runs}
+            if not new:
+                return
+            found = (await self._runs.run(new, "base", judged=False)).runs
+            missing = {check: CheckRun(check, Verdict.MISSING) for check in new}
+            self._prepared = replace(self._prepared, runs={**self._prepared.runs, **missing, **found})
+
+    async def _other_evidence(self, proposal: Proposal, canaries: _Canaries) -> list[Evidence]:
+        """Return what the author's own tests show, and where the report of a runner was believed as it is."""
+        found = [(await self._tests.validate(proposal)).evidence] if await self._tests.paths(proposal) else []
+        if canaries.missing:
+            why = f"No test that must fail could be placed in {', '.join(canaries.missing)}: what its runner reports is believed"
+            found.append(Evidence(CANARY, Verdict.MISSING, why=why))
         return found
 
     async def _repeat_silent(self, runs: Mapping[str, CheckRun], diff: str) -> Mapping[str, CheckRun]:
@@ -132,9 +185,7 @@ class Bench:
         again = (await self._runs.run(silent, "check", digest(diff)[:12], "again", diff=diff)).runs if silent else {}
         return {**runs, **again}
 
-    async def _find_flaky(
-        self, diff: str, first: Mapping[str, CheckRun], doubtful: Mapping[str, tuple[str, ...]], fixed: Sequence[str]
-    ) -> set[str]:
+    async def _find_flaky(self, diff: str, first: Mapping[str, CheckRun], doubtful: Mapping[str, tuple[str, ...]]) -> set[str]:
         """Return what is no evidence: the cases that differ when they are run once more on the same tree.
 
         They are run alone. What differs then, but each time in the same way, depends on what runs before it, and is steady.
@@ -147,13 +198,89 @@ class Bench:
             }
 
         alone = await run_again(doubtful, "2") if doubtful else set[str]()
-        proving = {check: cases for check, cases in doubtful.items() if set(cases) & set(fixed)}
-        if proving and not alone:
-            alone = await run_again(proving, "proof")
         some = {check: cases for check, cases in doubtful.items() if alone.intersection(cases)}
         if not some:
             return alone
         return alone ^ await run_again(some, "3") | await run_again(dict.fromkeys(some, ()), "4")
+
+    async def _run_canaries(
+        self, diff: str, first: Mapping[str, CheckRun], doubtful: Mapping[str, tuple[str, ...]], found: Assessment
+    ) -> _Canaries:
+        """Run the cases that prove once more, with a test in their file that must fail; where none prove, that test alone."""
+        proving = {check: cases for check, cases in doubtful.items() if set(cases) & set(found.fixed)}
+        canaries = {check: made for check in first if (made := await self._place_canary(check, first[check], found.fixed))}
+        missing = [
+            check
+            for check in first
+            if check in found.required
+            and check not in canaries
+            and tells_cases(self._argv(check))
+            and "passed" in first[check].cases.values()
+        ]
+        asked = {
+            check: (*proving.get(check, ()), *((canaries[check].case,) if check in canaries else ()))
+            for check in first
+            if check in canaries or check in proving
+        }
+        runs = await self._run_with(canaries, asked, "check", digest(diff)[:12], "proof", diff=diff)
+        silent: list[str] = []
+        for check, canary in canaries.items():
+            if canary.failed_in(runs.get(check)):
+                continue
+            if not await self._base_reports(check, canary):
+                missing.append(check)
+                runs |= await self._run_with({}, {check: proving.get(check, ())}, "check", digest(diff)[:12], "proof2", diff=diff)
+                continue
+            again = await self._run_with(
+                {check: canary}, {check: (canary.case,)}, "check", digest(diff)[:12], "canary", diff=diff
+            )
+            silent += [] if canary.failed_in(again.get(check)) else [check]
+        differing = {case for check in proving if check in runs for case in differing_cases(first[check], runs[check])}
+        return _Canaries(differing, tuple(silent), tuple(missing))
+
+    async def _run_with(
+        self, canaries: Mapping[str, Canary], asked: Mapping[str, Sequence[str]], *name: str, diff: str = "", judged: bool = True
+    ) -> dict[str, CheckRun]:
+        append = {canary.path: canary.text for canary in canaries.values()}
+        checks = {check: cases for check, cases in asked.items() if cases}
+        return {**(await self._runs.run(checks, *name, diff=diff, judged=judged, append=append)).runs} if checks else {}
+
+    async def _base_reports(self, check: str, canary: Canary) -> bool:
+        """Whether the runner reports a canary in this file on the untouched base."""
+        async with self._base_turn:
+            if (check, canary.path) not in self._reporting:
+                ran = await self._run_with(
+                    {check: canary}, {check: (canary.case,)}, "base", digest(check, canary.path)[:12], "canary", judged=False
+                )
+                self._reporting[check, canary.path] = canary.failed_in(ran.get(check))
+        return self._reporting[check, canary.path]
+
+    async def _place_canary(self, check: str, run: CheckRun, fixed: Sequence[str]) -> Canary | None:
+        """Return a canary for the file of a case that passed: one that proves, or else one that passed on the base."""
+        base = self._prepared.runs.get(check)
+        if base is None or base.duration_ms > _RERUN_MS or run.status != "success":
+            return None
+        hidden = self._runs.hidden.files if is_hidden(check) else {}
+        before = frozenset(fixed)
+        passed = sorted(
+            (
+                case
+                for case, outcome in run.cases.items()
+                if outcome == "passed" and (case in before or base.cases.get(case) == "passed")
+            ),
+            key=lambda case: case not in before,
+        )
+        files = (*hidden, *self._prepared.files)
+        for case in passed[:_TRIED]:
+            plain = case.removeprefix(HIDDEN_CASE)
+            if path := file_of(plain, files):
+                source = hidden.get(path) or await self._runs.text(path)
+                made = make_canary(self._argv(check), plain, path, source) if source else None
+                return replace(made, case=f"{case[: len(case) - len(plain)]}{made.case}") if made else None
+        return None
+
+    def _argv(self, check: str) -> Sequence[str]:
+        return self._prepared.base.profile.checks.get(check, ())
 
     async def _find_failing_on_base(self, lost: Sequence[str]) -> set[str]:
         """Return those of the lost cases that fail on the untouched base now, too: a busy machine or a date fails them, not the change."""
@@ -187,6 +314,8 @@ class Bench:
         said = {case: text for run in self._prepared.runs.values() for case, text in run.details.items()}
         found = set()
         for case in fixed:
+            if case.startswith(HIDDEN_CASE):
+                continue  # the caller named it
             path = find_test_file(case, tests)
             text = await self._runs.text(path) if path else ""
             if not concerns_change(case, text, said.get(case, ""), code, self._facts.d.description):
@@ -287,6 +416,19 @@ class Bench:
         for item in found.evidence:
             await self._facts.show(proposal, replace(item, output=clip(item.output, _OUTPUT)))
 
+    @property
+    def author_tests(self) -> AuthorTests:
+        """What runs tests that somebody brought."""
+        return self._tests
+
+    def exact(self, diff: str) -> str:
+        """Return a diff as it applies, where it was freed of secrets."""
+        return self._runs.exact(diff)
+
+    async def cases_on_base(self, author: Proposal) -> tuple[tuple[str, ...], str]:
+        """Return an author's new cases that pass on the untouched base, or why there are none."""
+        return await self._tests.passing_on_base(author)
+
     async def test_authors(self, judged: Sequence[Judged]) -> tuple[Proposal, ...]:
         """Return by seat the latest proposal with tests that count."""
         latest = {
@@ -343,7 +485,7 @@ def _worth_it(judged: Sequence[Judged]) -> bool:
 
 def facts_text(judged: Judged, base: Mapping[str, CheckRun]) -> str:
     """Say what the checks of a candidate showed, for its author or a reviewer. Names nobody."""
-    found = judged.assessment
+    found = judged.seen
     lines = [] if found.applies else ["The patch is empty or does not apply on a clean checkout."]
     if found.idle:
         lines.append("The patch changes comments, docstrings or formatting alone.")

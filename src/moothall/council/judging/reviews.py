@@ -6,10 +6,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
+from moothall.aio import seconds_until
 from moothall.config import LlmSettings
 from moothall.council.assembly import Assembly
+from moothall.council.judging.agents import report
 from moothall.council.judging.recheck import facts_text
+from moothall.council.judging.tool_reviews import ReviewOrder, review_with_tools, reviews_with_tools
 from moothall.council.prompting import prompts
 from moothall.council.prompting.reply import (
     ReadReview,
@@ -26,6 +30,8 @@ from moothall.domain.event import EventType
 from moothall.domain.evidence import CONTRADICTION, Evidence, Verdict
 from moothall.domain.ids import digest, seed_of
 from moothall.domain.proposal import Proposal, Review
+from moothall.errors import BusUnavailable, ModelReplyInvalid, MoothallError
+from moothall.ranking.gates import plain
 from moothall.ranking.syntax.diffs import file_diffs
 
 REVIEWS_A_SEAT = 3
@@ -94,83 +100,150 @@ def review_text(review: Review) -> str:
 
 
 _TRIES = 2
-_TOKENS, _THINKING_TOKENS, _WIDE = 400, 4096, 16_000
-"""Tokens of a review from a small model, and from one with a window from `_WIDE` tokens up, which may think before it answers."""
+_AT_ONCE = 4  # reviews with workspaces
+_WHY = 200
+_CLOSING_SECONDS, _CLOSING_SHARE = 5.0, 0.1
+"""What is kept of the time, so that a review that does not come is told."""
+WIDE_WINDOW = 16_000
+"""The tokens of a window from which on a model may think before it judges."""
+_TOKENS, _THINKING_TOKENS = 400, 4096
+"""Tokens of a review from a small model, and from one with a wide window."""
 
 
 async def hold_reviews(council: Assembly, pairs: Sequence[tuple[str, Answer]], phase: str, round_: int) -> list[Review]:
-    """Ask for these reviews side by side; one that fails is left out, and so are all where the budget is used up."""
-    if council.ledger.used_up:
-        return []
+    """Ask for these reviews side by side, each once again if there is none. What is missing then is published, with the reason."""
     found: list[Review] = []
     numbers: Counter[str] = Counter()
+    places = asyncio.Semaphore(_AT_ONCE)
 
-    async def ask(reviewer: str, answer: Answer, step: str) -> None:
-        found.extend(await _one_review(council, reviewer, answer, f"{reviewer}/{phase}/{step}"))
+    async def ask(order: _Wanted) -> None:
+        found.extend(await _one_review(council, order, places))
 
     async with asyncio.TaskGroup() as group:
         for reviewer, answer in pairs:
             numbers[reviewer] += 1
-            group.create_task(ask(reviewer, answer, f"{round_}.{numbers[reviewer]}"))
+            group.create_task(ask(_Wanted(reviewer, answer, phase, round_, numbers[reviewer])))
     return sorted(found, key=lambda item: (item.candidate, item.reviewer))
 
 
-async def _one_review(council: Assembly, reviewer: str, answer: Answer, step: str) -> list[Review]:
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A review that is asked for; `number` counts those of its reviewer."""
+
+    reviewer: str
+    answer: Answer
+    phase: str
+    round: int
+    number: int
+
+    @property
+    def step(self) -> str:
+        """What its calls are named after."""
+        return f"{self.reviewer}/{self.phase}/{self.round}.{self.number}"
+
+
+async def _one_review(council: Assembly, order: _Wanted, places: asyncio.Semaphore) -> list[Review]:
+    """Return the reviews of an answer's proposals, published; [] if the reviewer gave none."""
     wanted = prompts.criteria(council.d.constraints)
-    setup = council.setup_of(reviewer)
-    facts = next(
-        (
-            facts_text(item, council.prepared.runs)
-            for item in council.judged
-            if council.prepared and item.proposal == answer.proposals[0]
-        ),
-        "",
+    why = "the budget is used up"
+    corrections: list[Message] = []
+    for attempt in range(1, _TRIES + 1):
+        if council.ledger.used_up:
+            break
+        try:
+            # Asked again it sees the change alone: what kept it from an end with tools may do so once more.
+            if attempt == 1 and reviews_with_tools(council, order.reviewer):
+                async with places:
+                    read = await review_with_tools(council, _with_tools(council, order, wanted))
+            else:
+                read = await _ask_for_review(council, order, wanted, attempt, corrections)
+        except BusUnavailable:
+            raise
+        except MoothallError as error:
+            why = error.message
+            continue
+        return await _publish(council, order, read, wanted)
+    for proposal in order.answer.proposals:
+        name = proposal.candidate
+        said = f"review of {name} by {order.reviewer} is missing: {plain(why, _WHY)}"
+        await report(council, order.reviewer, said, ordinal=f"{order.step}/{name}", candidate=name, missing=True)
+    return []
+
+
+async def _publish(council: Assembly, order: _Wanted, read: ReadReview, wanted: Sequence[str]) -> list[Review]:
+    reviews = [review_of(read, order.reviewer, proposal, wanted) for proposal in order.answer.proposals]
+    for review, proposal in zip(reviews, order.answer.proposals, strict=True):
+        await council.facts.say(
+            EventType.SEAT_REVIEWED,
+            f"{order.step}/{review.candidate}/{proposal.fingerprint}",
+            seat=order.reviewer,
+            candidate=review.candidate,
+            fingerprint=proposal.fingerprint,
+            review=dump(review),
+        )
+    return reviews
+
+
+def _facts_of(council: Assembly, answer: Answer) -> str:
+    """Return what checks said of an answer, and the lines of it that a person should look at."""
+    prepared = council.prepared
+    item = next((item for item in council.judged if prepared and item.proposal == answer.proposals[0]), None)
+    if item is None or prepared is None:
+        return ""
+    look = item.assessment.look
+    return "\n".join([facts_text(item, prepared.runs), *(["Lines to look at:", *look] if look else [])])
+
+
+def _with_tools(council: Assembly, order: _Wanted, wanted: Sequence[str]) -> ReviewOrder:
+    diff = order.answer.text
+    return ReviewOrder(
+        reviewer=order.reviewer,
+        where=f"{order.phase}/{order.round}",
+        number=order.number,
+        diff=diff,
+        exact=council.bench.exact(diff) if council.bench else diff,
+        evidence=_facts_of(council, order.answer),
+        wanted=wanted,
     )
+
+
+async def _ask_for_review(
+    council: Assembly, order: _Wanted, wanted: Sequence[str], attempt: int, corrections: list[Message]
+) -> ReadReview:
+    """Ask for a review by what is shown alone. Raises `MoothallError`. `corrections`: what follows the question; what is wrong is added."""
+    setup = council.setup_of(order.reviewer)
     room = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
-    shown = readable_diff(answer.text) if council.prepared else answer.text
+    shown = readable_diff(order.answer.text) if council.prepared else order.answer.text
     messages = prompts.review_prompt(
         setup.judge_system,
         setup.shared,
         clip(shown, room),
-        evidence=clip(facts, room // 3),
+        evidence=clip(_facts_of(council, order.answer), room // 3),
         wanted=wanted,
         mode=setup.mode,
         role=council.d.reviewer,
     )
-    for attempt in range(1, _TRIES + 1):
-        reply = await council.ask(
-            f"{step}.{attempt}",
-            messages,
-            review_schema(len(wanted)),
-            review_tokens(setup.llm),
-            temperature=0.0 if "/verify/" in step else council.warmth(reviewer),
-            seed=seed_of(council.d.seed, step, attempt),
-            scored=True,
-        )
-        if reply is None:
-            return []
-        try:
-            read = read_review(reply, len(wanted))
-        except MalformedReplyError as error:
-            messages = (*messages, Message("assistant", reply.text), Message("user", f"That is no review: {error}"))
-            continue
-        reviews = [review_of(read, reviewer, proposal, wanted) for proposal in answer.proposals]
-        for review, proposal in zip(reviews, answer.proposals, strict=True):
-            await council.facts.say(
-                EventType.SEAT_REVIEWED,
-                f"{step}/{review.candidate}/{proposal.fingerprint}",
-                seat=reviewer,
-                candidate=review.candidate,
-                fingerprint=proposal.fingerprint,
-                review=dump(review),
-            )
-        return reviews
-    return []
+    left = seconds_until(council.until)
+    reply = await council.ask_or_raise(
+        f"{order.step}.{attempt}",
+        (*messages, *corrections),
+        review_schema(len(wanted)),
+        review_tokens(setup.llm),
+        temperature=0.0 if order.phase == "verify" else council.warmth(order.reviewer),
+        seed=seed_of(council.d.seed, order.step, attempt),
+        scored=True,
+        deadline=council.until - timedelta(seconds=min(_CLOSING_SECONDS, left * _CLOSING_SHARE)),
+    )
+    try:
+        return read_review(reply, len(wanted))
+    except MalformedReplyError as error:
+        corrections += [Message("assistant", reply.text), Message("user", f"That is no review: {error}")]
+        raise ModelReplyInvalid(f"its reply is no review: {error}") from error
 
 
 def review_tokens(llm: LlmSettings) -> int:
     """Return how many tokens a judgement may take."""
-    return min(_THINKING_TOKENS if llm.context_tokens >= _WIDE else _TOKENS, llm.max_tokens)
+    return min(_THINKING_TOKENS if llm.context_tokens >= WIDE_WINDOW else _TOKENS, llm.max_tokens)
 
 
 async def find_contradictions(council: Assembly) -> frozenset[str]:
@@ -179,14 +252,14 @@ async def find_contradictions(council: Assembly) -> frozenset[str]:
     Small models are not asked: what they say of tests is noise.
     """
     setup = council.setup_of("-")
-    if council.bench is None or setup.function is not None or setup.llm.context_tokens < _WIDE or council.ledger.used_up:
+    if council.bench is None or setup.function is not None or setup.llm.context_tokens < WIDE_WINDOW or council.ledger.used_up:
         return frozenset()
     if len({item.proposal.diff for item in council.judged if item.passes}) < _COMPETING:
         return frozenset()
     authors = [author for author in await council.bench.test_authors(council.judged) if tests_of(author)]
 
-    async def read(number: int, author: Proposal) -> str:
-        step = f"-/verify/{council.d.rounds + 1}.tests{number}"
+    async def read(author: Proposal) -> None:
+        step = f"-/verify/{council.d.rounds + 1}.tests.{author.candidate}"
         shown = clip(readable_diff(tests_of(author)), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5))
         messages = prompts.contradiction_prompt(setup.judge_system, setup.shared, shown)
         reply = await council.ask(step, messages, contradiction_schema(), review_tokens(setup.llm), temperature=0.0)
@@ -197,11 +270,13 @@ async def find_contradictions(council: Assembly) -> frozenset[str]:
         if why:
             found = Evidence(CONTRADICTION, Verdict.FAILED, why=f"they contradict the task: {why}")
             await council.facts.show(author, found)
-        return author.seat if why else ""
+        council.contradictions[author.candidate] = why
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(read(number, author)) for number, author in enumerate(authors, 1)]
-    return frozenset(task.result() for task in tasks) - {""}
+        for author in authors:
+            if author.candidate not in council.contradictions:
+                group.create_task(read(author))
+    return frozenset(author.seat for author in authors if council.contradictions[author.candidate])
 
 
 def tests_of(author: Proposal) -> str:

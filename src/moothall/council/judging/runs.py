@@ -7,14 +7,16 @@ import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from moothall.council.judging.hidden import HiddenTests, renamed
 from moothall.council.metering import watch_check
-from moothall.domain.evidence import CheckRun
+from moothall.domain.evidence import HIDDEN, HIDDEN_CASE, CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.errors import NotFound, PatchRefused, SandboxUnavailable, WorkspaceFailed
-from moothall.ports import ReadFile, Workspace, Workspaces
+from moothall.ports import NOTHING, ReadFile, Workspace, Workspaces
 from moothall.ranking.contention import as_errored, hit_limit_under_load
 from moothall.telemetry import get_logger
 
@@ -50,6 +52,7 @@ class FreshRuns:
     workspaces: Workspaces
     read_file: ReadFile
     places: asyncio.Semaphore
+    hidden: HiddenTests = field(default_factory=HiddenTests)
     _exact: dict[str, str] = field(default_factory=dict)
     _texts: dict[str, str] = field(default_factory=dict)
 
@@ -70,14 +73,35 @@ class FreshRuns:
         judged: bool = True,
         paths: Sequence[str] = (),
         label: str = "",
+        append: Mapping[str, str] = NOTHING,
     ) -> CheckRuns:
         """Run checks (name: the cases to narrow it to, none for all) in a workspace called `name`; `paths` narrows to test files.
 
         The rest is as `Workspaces.open` has it. `label` names the check in metrics and traces. A
         check that hit a time limit on a busy machine is run again alone, in a fresh workspace,
-        since the first run may have left files that steer the test runner.
+        since the first run may have left files that steer the test runner. Hidden tests have a workspace of their own.
         """
+        how: dict[str, Any] = {"diff": diff, "extra": extra, "judged": judged, "paths": paths, "label": label, "append": append}
+        of_hidden = {check: cases for check, cases in checks.items() if check in self.hidden.paths}
+        others = {check: cases for check, cases in checks.items() if check not in of_hidden}
+        found = await self._run(others, *name, **how) if others or not checks else CheckRuns({})
+        if not of_hidden or found.refused:
+            return found
+        more = await self._run(of_hidden, *name, HIDDEN, files=self.hidden.files, **how)
+        return CheckRuns({**found.runs, **more.runs}, more.refused, found.why or more.why)
 
+    async def _run(
+        self,
+        checks: Mapping[str, Sequence[str]],
+        *name: str,
+        diff: str,
+        extra: str,
+        judged: bool,
+        paths: Sequence[str],
+        label: str,
+        append: Mapping[str, str],
+        files: Mapping[str, str] = NOTHING,
+    ) -> CheckRuns:
         async def run(some: Mapping[str, Sequence[str]], *, alone: bool) -> CheckRuns:
             called = workspace_name(self.d.task_id, *name, *(("alone",) if alone else ()))
             opening = functools.partial(
@@ -87,18 +111,20 @@ class FreshRuns:
                 patch=self.exact(diff),
                 extra=self.exact(extra),
                 judged=judged,
+                files=files,
+                append=append,
             )
 
             async def check(workspace: Workspace, check: str) -> CheckRun:
                 with watch_check(label or check, called) as noted:
                     ran = await workspace.check(
                         check,
-                        paths=paths,
-                        cases=some[check],
+                        paths=self.hidden.paths.get(check, paths),
+                        cases=[case.removeprefix(HIDDEN_CASE) for case in some[check]],
                         deadline=self.d.deadline,
                         alone=alone,
                     )
-                    return noted(ran)
+                    return renamed(noted(ran)) if check in self.hidden.paths else noted(ran)
 
             return await self._run_in(opening, some, check)
 

@@ -275,13 +275,26 @@ def contradiction_prompt(system: str, shared: str, tests: str) -> tuple[Message,
     )
 
 
-def revise_text(facts: str, reviews: Sequence[str]) -> str:
-    """Ask the author to revise, on what the checks and the reviewers said."""
+def claim_prompt(system: str, shared: str, tests: str) -> tuple[Message, ...]:
+    """Ask whether tests that pass on the base show that the task is already done."""
+    return _pair(
+        system,
+        shared,
+        "A colleague says that the repository already does what the task asks for, and wrote tests that pass on it as it is. "
+        f"Judge these tests instead of doing the task.\n\n{fence('tests', tests)}\n\n"
+        "If all of them pass, is everything done that the task asks for? Say no if they check something else, leave out a part of the "
+        "task, expect the behaviour that the task calls wrong, or could pass whatever the code does. "
+        'Reply with one JSON object {"why": "…", "done": true or false}, and nothing else.',
+    )
+
+
+def revise_text(facts: str, reviews: Sequence[str], rivals: str = "") -> str:
+    """Ask the author to revise, on what the checks and the reviewers said, with summaries of the other answers."""
     parts = ["Your proposal was looked at again. Improve it where this shows that it is wrong; leave the rest as it is."]
     if facts:
         parts.append(fence("checks of your proposal on a clean checkout", facts))
     parts += [fence(f"review {number}", text) for number, text in enumerate(reviews, 1)]
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *([rivals] if rivals else [])])
 
 
 def _pair(system: str, shared: str, last: str) -> tuple[Message, ...]:

@@ -87,13 +87,13 @@ def _turn_schema(specs: tuple[ToolSpec, ...], *, may_finish: bool, python: bool,
     text = {"type": "string", "minLength": 1, "maxLength": max_string}
     ways = []
     if specs:
-        action = {"anyOf": [_closed_object(tool={"const": spec.name}, args=spec.schema(max_string)) for spec in specs]}
+        action = {"anyOf": [closed_object(tool={"const": spec.name}, args=spec.schema(max_string)) for spec in specs]}
         actions = {"type": "array", "items": action, "minItems": 1, "maxItems": MAX_ACTIONS}
-        ways.append(_closed_object(thought=thought, actions=actions))
+        ways.append(closed_object(thought=thought, actions=actions))
     if specs and python:
-        ways.append(_closed_object(thought=thought, python=text))
+        ways.append(closed_object(thought=thought, python=text))
     if may_finish or not specs:
-        ways.append(_closed_object(thought=thought, finish=text))
+        ways.append(closed_object(thought=thought, finish=text))
     schema = ways[0] if len(ways) == 1 else {"anyOf": ways}
     return ReplySchema("turn", schema if max_string is not None else _without_max_length(schema))
 
@@ -104,17 +104,17 @@ def document_schema(kind: DocumentKind, max_string: int | None = MAX_STRING) -> 
     text = {"type": "string", "minLength": 1, "maxLength": max_string}
     if kind == "coach":
         criteria = {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 400}, "maxItems": _CRITERIA}
-        schema = _closed_object(title={"type": "string", "maxLength": 200}, description=text, criteria=criteria)
+        schema = closed_object(title={"type": "string", "maxLength": 200}, description=text, criteria=criteria)
     else:
         name = {"type": "string", "minLength": 1, "maxLength": 64}
-        task = _closed_object(
+        task = closed_object(
             id=name,
             role={"enum": list(ROLES)},
             description=text,
             criteria={"type": "array", "items": {"enum": list(range(1, _CRITERIA + 1))}, "maxItems": _CRITERIA},
             after={"type": "array", "items": name, "maxItems": _TASKS},
         )
-        schema = _closed_object(tasks={"type": "array", "items": task, "minItems": 1, "maxItems": _TASKS})
+        schema = closed_object(tasks={"type": "array", "items": task, "minItems": 1, "maxItems": _TASKS})
     return ReplySchema(kind or "plan", schema if max_string is not None else _without_max_length(schema))
 
 
@@ -129,7 +129,7 @@ def _without_max_length(schema: Any) -> Any:
 def approaches_schema(count: int) -> ReplySchema:
     """Return the schema of a list of `count` approaches of a dozen words each."""
     items = {"type": "array", "items": {"type": "string", "minLength": 3, "maxLength": 90}, "minItems": count, "maxItems": count}
-    return ReplySchema("approaches", _closed_object(approaches=items))
+    return ReplySchema("approaches", closed_object(approaches=items))
 
 
 @lru_cache(maxsize=64)
@@ -137,18 +137,24 @@ def review_schema(criteria: int) -> ReplySchema:
     """Return the schema of a review against `criteria` numbered criteria. The score comes last, after its reasons."""
     number = {"enum": list(range(1, criteria + 1))}
     quote = {"type": "string", "minLength": 1, "maxLength": 120}
-    met = {"type": "array", "items": _closed_object(criterion=number, quote=quote), "maxItems": criteria}
+    met = {"type": "array", "items": closed_object(criterion=number, quote=quote), "maxItems": criteria}
     unmet = {"type": "array", "items": number, "maxItems": criteria}
     comment = {"type": "string", "maxLength": 300}
-    return ReplySchema("review", _closed_object(comment=comment, met=met, unmet=unmet, score={"enum": list(range(11))}))
+    return ReplySchema("review", closed_object(comment=comment, met=met, unmet=unmet, score={"enum": list(range(11))}))
+
+
+def claim_schema() -> ReplySchema:
+    """Return the schema of what a reader says of tests that are to show that a task is already done."""
+    return ReplySchema("claim", closed_object(why={"type": "string", "maxLength": 300}, done={"type": "boolean"}))
 
 
 def contradiction_schema() -> ReplySchema:
     """Return the schema of the answer whether tests contradict a task. The reason comes before the verdict."""
-    return ReplySchema("contradiction", _closed_object(why={"type": "string", "maxLength": 300}, contradicts={"type": "boolean"}))
+    return ReplySchema("contradiction", closed_object(why={"type": "string", "maxLength": 300}, contradicts={"type": "boolean"}))
 
 
-def _closed_object(**fields: Any) -> dict[str, Any]:
+def closed_object(**fields: Any) -> dict[str, Any]:
+    """Return the schema of an object with just these fields."""
     return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
 
 
@@ -206,7 +212,7 @@ def read_document(reply: ChatReply) -> Turn:
     """
     _require_whole(reply)
     try:
-        data = _find_object(reply.text, *_DOCUMENT_FIELDS)
+        data = find_object(reply.text, *_DOCUMENT_FIELDS)
         finish = data.get("finish", data)
         if not isinstance(finish, Mapping):
             return _turn(read_parts(reply.text, OfferedTools()), "json", OfferedTools(), last=True)
@@ -282,7 +288,7 @@ class ReadReview:
 def read_review(reply: ChatReply, criteria: int) -> ReadReview:
     """Return the review; raises `MalformedReplyError` where its score is no whole number from 0 to 10."""
     _require_whole(reply)
-    data = _find_object(reply.text, "score")
+    data = find_object(reply.text, "score")
     score = data.get("score")
     if isinstance(score, bool) or not isinstance(score, int) or not 0 <= score <= 10:  # noqa: PLR2004  # the scale
         raise MalformedReplyError("the score is no whole number from 0 to 10.")
@@ -326,7 +332,7 @@ def _require_whole(reply: ChatReply) -> None:
 def read_contradiction(reply: ChatReply) -> str:
     """Return why tests contradict the task, '' if they do not; raises `MalformedReplyError` if the reply does not say."""
     _require_whole(reply)
-    data = _find_object(reply.text, "contradicts")
+    data = find_object(reply.text, "contradicts")
     if not isinstance(data.get("contradicts"), bool):
         raise MalformedReplyError('"contradicts" is neither true nor false.')
     why = data.get("why")
@@ -334,7 +340,31 @@ def read_contradiction(reply: ChatReply) -> str:
     return (reason or "no reason is given") if data["contradicts"] else ""
 
 
-def _find_object(text: str, *fields: str) -> Mapping[str, Any]:
+def read_dropped(reply: ChatReply, count: int) -> dict[int, str]:
+    """Return the numbers of the tests that do not fit the task, with the reasons; raises `MalformedReplyError` if the reply does not say."""
+    _require_whole(reply)
+    data = find_object(reply.text, "dropped")
+    if not isinstance(data.get("dropped"), list):
+        raise MalformedReplyError('"dropped" is no list.')
+    return {
+        item["test"]: " ".join(str(item.get("why") or "no reason is given").split())[:300]
+        for item in data["dropped"]
+        if isinstance(item, dict) and _is_numbered(item.get("test"), count)
+    }
+
+
+def read_claim(reply: ChatReply) -> str:
+    """Return why tests do not show that the task is done, '' if they do; raises `MalformedReplyError` if the reply does not say."""
+    _require_whole(reply)
+    data = find_object(reply.text, "done")
+    if not isinstance(data.get("done"), bool):
+        raise MalformedReplyError('"done" is neither true nor false.')
+    why = data.get("why")
+    reason = " ".join(why.split())[:300] if isinstance(why, str) else ""
+    return "" if data["done"] else f"its tests do not show that the task is done: {reason or 'no reason is given'}"
+
+
+def find_object(text: str, *fields: str) -> Mapping[str, Any]:
     """Return the last object with one of these fields, also where another wraps it; else the last object.
 
     Objects before it are drafts and quotes: reasoning that the server did not separate, or an example.
@@ -358,7 +388,7 @@ def _find_list(reply: ChatReply, field: str) -> Sequence[Any]:
     _require_whole(reply)
     text = without_thinking(reply.text)
     with suppress(MalformedReplyError):  # a list by itself is in no object
-        if isinstance(found := _find_object(text, field).get(field), list):
+        if isinstance(found := find_object(text, field).get(field), list):
             return found
     lists = [value for value in find_values(text, "[") if value and all(isinstance(item, str) for item in value)]
     if not lists:

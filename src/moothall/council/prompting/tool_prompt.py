@@ -65,6 +65,8 @@ What counts:
 your change. Good evidence fails on the original code, passes on yours, and checks what the task asks for and no detail of your \
 own.
 - Existing tests are run as they were before your change, so do not change them to make them pass.
+- If the code already does all that the task asks for, change no code: write a new test that shows it, and begin the summary with \
+"Already done:". It is believed only if the test passes on the original code and checks the whole task.
 - Only files in the repository that .gitignore does not name are part of your answer.
 
 Every reply calls at least one tool; several calls in one reply run in order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 _START = re.compile(r"(?m)^diff --git ")
@@ -56,6 +56,18 @@ class FileDiff:
             elif inside and line[:1] == "-":
                 at += 1
         return "\n".join([*found, *lines[at:]])
+
+
+def keep_files(diff: str, wanted: Callable[[FileDiff], bool]) -> str:
+    """Return the parts of a diff about text files that `wanted` takes. Files that are gone, renamed or binary are left out."""
+    starts = [match.start() for match in _START.finditer(diff)]
+    kept = []
+    for start, end in zip(starts, [*starts[1:], len(diff)], strict=False):
+        part = diff[start:end]
+        found = next(file_diffs(part), None)
+        if found is not None and "\nrename from " not in part.partition("\n@@ ")[0] and wanted(found):
+            kept.append(part)
+    return "".join(kept)
 
 
 def file_diffs(diff: str) -> Iterator[FileDiff]:

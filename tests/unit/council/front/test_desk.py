@@ -11,6 +11,7 @@ from moothall.bus.codec import encode, encode_batch
 from moothall.collector import Collector
 from moothall.config import LimitSettings, LlmSettings, Models
 from moothall.council.front.desk import Desk
+from moothall.council.front.hidden import fetch_hidden
 from moothall.council.front.request import Defaults, plan
 from moothall.council.front.thread import find_request
 from moothall.council.prompting.briefing import Briefings
@@ -18,6 +19,7 @@ from moothall.council.prompting.text import tokens
 from moothall.domain.budget import Budget
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
+from moothall.domain.evidence import HIDDEN
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef, check_deliberation
@@ -53,6 +55,25 @@ async def test_a_winner_that_could_not_be_delivered_is_refused_before_anything_i
         await desk.check(asked, LOCAL)
     assert await find_request(bus, "t1") is None
     await desk.submit(replace(asked, protocol="ask"), LOCAL)  # an answer in words needs no branch
+
+
+async def test_hidden_tests_are_stored_for_hosts_and_shown_by_no_event(bus: MemoryBus) -> None:
+    desk = Desk(bus, Remembering(), Defaults(LimitSettings()), clock=lambda: NOW)
+    tests = {"tests/test_x.py": "assert secret_number() == 42, 'ghp_" + "a" * 40 + "'\n"}
+    asked = replace(TASK, task_id="t1", repository=RepositoryRef(id="r", ref="a" * 40), hidden_tests=tests)
+    d = await desk.submit(asked, LOCAL)
+    assert await fetch_hidden(bus.bucket(HIDDEN), d.hidden) == tests
+    events = [recorded.event async for recorded in bus.replay((Channel.RESULTS.all, Channel.RESPONSES.all))]
+    assert events
+    assert "secret_number" not in str(events)
+    assert "test_x" not in str(events)
+    with pytest.raises(InvalidRequest, match="text"):
+        await desk.submit(replace(asked, task_id="t2", repository=None, about_text=True), LOCAL)
+    for path in ("../x.py", "/x.py", "a/.git/config", ""):
+        with pytest.raises(InvalidRequest, match="path of a hidden test"):
+            await desk.submit(replace(asked, task_id="t3", hidden_tests={path: ""}), LOCAL)
+    with pytest.raises(NotFound, match="--hidden-tests"):
+        await fetch_hidden(bus.bucket(HIDDEN), "local.gone")
 
 
 def test_zero_means_the_default() -> None:

@@ -1,0 +1,329 @@
+"""`moothall evaluate`: which model, protocol and council size solves the bugs of one's own repository."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import click
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from moothall.cli import complete
+from moothall.cli.exits import EXIT_NONE
+from moothall.cli.options import example, json_option
+from moothall.cli.plain import plain
+from moothall.cli.ranges import SEED, SettingRange
+from moothall.cli.run import print_json, say, with_settings
+from moothall.config import Settings
+from moothall.disk import lock_file
+from moothall.domain.ids import is_id
+from moothall.errors import InvalidRequest, MoothallError, NotFound
+
+if TYPE_CHECKING:  # imported by the command that runs
+    from moothall.evaluate.running import Configuration
+    from moothall.evaluate.tasks import Lines, Task
+    from moothall.repositories.profile import Commands
+
+_TASKS, _COMMITS, _WIDEST = 10, 200, 1000
+_COUNT = click.IntRange(1, 100_000)
+_COUNT_TOKENS = click.IntRange(1, 2**53 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the command line says of an evaluation."""
+
+    origin: Origin
+    ref: str
+    profile: Path | None
+    tasks: int
+    commits: int
+    paraphrase: bool
+    at_once: int
+    mines: bool
+    to_harbor: Path | None
+    from_harbor: Path | None
+
+
+@click.command(
+    epilog=example(
+        "moothall evaluate --tasks 10",
+        "moothall evaluate ../other --config small=small.toml --config large=large.toml --agents 3",
+        "moothall evaluate --config one=,agents=1,protocol=single --config three=,agents=3",
+    )
+)
+@click.argument("repo", default="", shell_complete=complete.repositories)
+@click.option("--ref", default="", help="The commit whose history is mined; the repository's HEAD by default.")
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file like .moothall.toml that stands for the repository's own, in all its commits.",
+)
+@click.option("--tasks", type=_COUNT, default=_TASKS, show_default=True, help="Stop mining at so many tasks.")
+@click.option("--commits", type=_COUNT, default=_COMMITS, show_default=True, help="Look at so many of the newest commits.")
+@click.option("--paraphrase", is_flag=True, help="Let the model of the current settings put each commit message in other words.")
+@click.option(
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="NAME=FILE[,KEY=VALUE]",
+    help="Settings to measure, a TOML file under a name, perhaps with agents, protocol, model, limit or budget of its own; repeatable. "
+    "Without FILE, and by default, the current settings.",
+)
+@click.option("--agents", type=SettingRange(1, "limits.agents"), help="Seats of each council; the settings' by default.")
+@click.option("--protocol", default="", shell_complete=complete.protocols, help="The protocol of each deliberation.")
+@click.option("--model", default="", help="Of the settings, as in `moothall deliberate`.")
+@click.option(
+    "--limit",
+    type=SettingRange(1, "limits.deliberation_seconds"),
+    help="Seconds for each deliberation; limits.deliberation_seconds by default.",
+)
+@click.option("--budget", type=_COUNT_TOKENS, help="Tokens for each deliberation; limits.tokens by default.")
+@click.option("--seed", type=SEED, help="Base of the sampling seeds.")
+@click.option("--parallel", type=click.IntRange(1, 64), default=1, show_default=True, help="Deliberations at a time.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where tasks, results and the page lie; a folder of the data directory by default.",
+)
+@click.option("--mine", "only_mine", is_flag=True, help="Mine tasks and stop.")
+@click.option("--report", "only_report", is_flag=True, help="Report what is measured; mine and run nothing.")
+@click.option("--to-harbor", type=click.Path(path_type=Path, file_okay=False), help="Write the tasks as Harbor tasks here, too.")
+@click.option(
+    "--from-harbor",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Take the tasks from a folder of Harbor tasks; mine nothing.",
+)
+@json_option
+@with_settings()
+async def evaluate(
+    settings: Settings,
+    *,
+    repo: str,
+    ref: str,
+    profile: Path | None,
+    tasks: int,
+    commits: int,
+    paraphrase: bool,
+    configs: tuple[str, ...],
+    agents: int | None,
+    protocol: str,
+    model: str,
+    limit: int | None,
+    budget: int | None,
+    seed: int | None,
+    parallel: int,
+    folder: Path | None,
+    only_mine: bool,
+    only_report: bool,
+    to_harbor: Path | None,
+    from_harbor: Path | None,
+    as_json: bool,
+) -> int:
+    """Measure councils on bugs that were fixed in REPO, by the tests that came with the fixes.
+
+    REPO is a path, a URL or the id of a registered repository; by default the one you are in. Commits that change source and tests
+    become tasks if their tests fail before and pass after. A council sees the commit before and the cleaned message, never the tests.
+    The tests then judge the winner.
+
+    Run the same command again after an interruption: it goes on where it stopped.
+
+    Exit codes: 0 measured, 1 no commit became a task, 2 wrong use or a broken part.
+    """
+    from moothall.domain.codec import dump
+    from moothall.evaluate.running import RESULTS, Options, check_configurations, read_configurations
+    from moothall.evaluate.tasks import Lines, read_tasks
+    from moothall.settings import load_settings
+
+    if only_report and (only_mine or to_harbor or from_harbor):
+        raise InvalidRequest("--report reads what is there: leave --mine, --to-harbor and --from-harbor out")
+    out = sys.stdout
+    origin = Origin() if from_harbor or (folder and only_report) else await _origin(settings, repo)
+    place = await _place(settings, folder, origin, from_harbor)
+    options = Options(agents or 0, protocol, limit or 0, budget or 0, seed, model)
+    configurations = read_configurations(configs, settings, options, place, load_settings)
+    if not only_report:
+        wanted = Wanted(origin, ref, profile, tasks, commits, paraphrase, parallel, only_mine, to_harbor, from_harbor)
+        with _alone(place):
+            results = Lines(place / RESULTS)
+            check_configurations(configurations, results)
+            if not await _work(settings, wanted, configurations, results, place):
+                _say_dropped(place)
+                return EXIT_NONE
+    results = Lines(place / RESULTS)
+    chosen = read_tasks(place)
+    if only_report and not results.rows:
+        raise InvalidRequest(f"nothing is measured in {place}; run the command without --report first")
+    if not only_mine:
+        _report(out, place, chosen, results, as_json=as_json)
+    elif as_json:
+        print_json({"version": 1, "folder": str(place), "tasks": [dump(task) for task in chosen]}, out)
+    else:
+        say(f"{len(chosen)} tasks in {place}")
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a repository comes from, and what the user's registry says of it; all empty for tasks that are not mined."""
+
+    where: str = ""
+    commands: Commands | None = None
+    credential: str = ""
+
+
+async def _origin(settings: Settings, repo: str) -> Origin:
+    """Return the repository that was named, or the one round the current folder. Raises `InvalidRequest`."""
+    from moothall.domain.identity import LOCAL
+    from moothall.wiring.repository import files_here
+    from moothall.wiring.trusted import trusted_repositories
+
+    there = not repo or await asyncio.to_thread(Path(repo).exists)
+    files = await files_here(settings, repo) if there else None
+    if there and files is None:
+        raise InvalidRequest(
+            f"{repo or 'the current folder'} is not a git repository; name one: moothall evaluate PATH, URL or id"
+        )
+    registry = trusted_repositories(settings).registry
+    entry = registry.of_origin(str(files or repo), LOCAL.tenant)
+    if entry is None and is_id(repo):
+        with suppress(NotFound):
+            entry = registry.get(repo, LOCAL.tenant)
+    return Origin(entry.origin, entry.commands, entry.credential) if entry else Origin(str(files or repo))
+
+
+async def _place(settings: Settings, folder: Path | None, origin: Origin, harbor: Path | None) -> Path:
+    """Return the folder of an evaluation."""
+    from moothall.evaluate.miner import repository_name
+
+    if folder is not None:
+        return await asyncio.to_thread(folder.resolve)
+    named = origin.where if harbor is None else str(await asyncio.to_thread(harbor.resolve))
+    return settings.data_dir / "evaluations" / repository_name(named)
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Hold the folder of an evaluation. Raises `InvalidRequest` if another process does."""
+    place.mkdir(parents=True, exist_ok=True)
+    with lock_file(place / "lock") as free:
+        if not free:
+            raise InvalidRequest(f"another process works on the evaluation in {place}; wait for its end, or use another --folder")
+        yield
+
+
+async def _work(
+    settings: Settings,
+    wanted: Wanted,
+    configurations: list[Configuration],
+    results: Lines,
+    place: Path,
+) -> list[Task]:
+    """Mine what is missing and run what has no result yet; return the tasks."""
+    from moothall.evaluate.harbor import Harbor
+    from moothall.evaluate.miner import COMMITS, Miner
+    from moothall.evaluate.paraphrase import open_rewriter
+    from moothall.evaluate.running import Runner, open_judge, own_settings
+    from moothall.evaluate.tasks import Lines, read_tasks, write_task
+    from moothall.repositories.gitcmd import GitRunner
+    from moothall.wiring.repository import register
+
+    def tell(line: str) -> None:
+        say(plain(line))
+
+    own = own_settings(settings, place)
+    own.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not wanted.mines:
+        await _check(configurations, tell)
+    git = GitRunner(own.data_dir / "repos", own.workspace.setup_seconds)
+    if wanted.from_harbor is not None:
+        for task in await Harbor(wanted.from_harbor, git).read((place / "harbor").resolve()):
+            await asyncio.to_thread(write_task, place, task)
+    async with open_judge(own) as (repositories, judge):
+        if wanted.from_harbor is None:
+            origin = wanted.origin
+            await repositories.register(origin.where, commands=origin.commands, credential=origin.credential)
+            ref = await register(own, origin.where, wanted.ref, wanted.profile)
+            async with AsyncExitStack() as stack:
+                rewrite = await stack.enter_async_context(open_rewriter(settings, tell)) if wanted.paraphrase else None
+                miner = Miner(repositories, judge, place, Lines(place / COMMITS), tell, rewrite)
+                await miner.mine(ref, wanted.tasks, wanted.commits)
+        tasks = read_tasks(place)[: wanted.tasks]
+        runner = Runner(place, repositories, judge, results, tell)
+        for task in tasks if wanted.to_harbor else ():
+            tell(f"written: {await runner.export(task, Harbor(wanted.to_harbor or place, git))}")
+        for configuration in () if wanted.mines else configurations:
+            await runner.run(configuration, tasks, wanted.at_once)
+    return tasks
+
+
+async def _check(configurations: Sequence[Configuration], tell: Callable[[str], None]) -> None:
+    """Refuse before anything is mined what no deliberation could begin with."""
+    from moothall.domain.protocol import PROTOCOLS
+    from moothall.domain.task import DeliberationRequest
+    from moothall.model.reaching import reach_all
+    from moothall.wiring.early import check_request
+
+    known = [name for name, kind in PROTOCOLS.items() if not kind.answers]
+    for one in configurations:
+        asked = one.options
+        if asked.protocol and asked.protocol not in known:
+            raise InvalidRequest(
+                f"configuration {one.name}: there is no protocol {asked.protocol[:40]!r} that changes files; there are {', '.join(known)}"
+            )
+        check_request(
+            one.settings,
+            DeliberationRequest(
+                "Fix it", "dev", num_agents=asked.agents, protocol=asked.protocol, model=asked.model, about_text=True
+            ),
+        )
+        if any(model.base_url is not None for _, model in one.settings.choice.items()):
+            try:
+                await reach_all(one.settings.choice, tell)
+            except MoothallError as error:
+                error.message = f"configuration {one.name}: {error.message}"
+                raise
+
+
+def _say_dropped(place: Path) -> None:
+    """Say why no commit became a task."""
+    from moothall.evaluate.miner import COMMITS
+    from moothall.evaluate.mining import count_reasons
+    from moothall.evaluate.tasks import Lines
+
+    rows = Lines(place / COMMITS).rows
+    say(f"moothall: no commit of {len(rows)} became a task. Why they were dropped:")
+    for why, count in count_reasons(rows):
+        say(f"  {count:>5}  {plain(why, 200)}")
+    say("Look at more with --commits, or at another branch with --ref; `moothall check` says whether the tests run at all.")
+
+
+def _report(out: TextIO, place: Path, tasks: Sequence[Task], results: Lines, *, as_json: bool) -> None:
+    """Write the page and the JSON document, and print the figures."""
+    from rich.console import Console
+
+    from moothall.domain.codec import dump
+    from moothall.evaluate.page import render
+    from moothall.evaluate.report import make_report, tables
+
+    found = dump(make_report(place, tasks, results.rows))
+    (place / "report.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    (place / "report.html").write_text(render(found), encoding="utf-8")
+    if as_json:
+        print_json(found, out)
+        return
+    console = Console(file=out, highlight=False, width=None if out.isatty() else _WIDEST)
+    for title, heads, rows in tables(found):
+        table = Table(*heads, title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
+        for row in rows:
+            table.add_row(*(Text(plain(cell, 60)) for cell in row))
+        console.print(table)
+    say(f"page: {place / 'report.html'}")

@@ -1,0 +1,1 @@
+"""Measure models, protocols and council sizes on tasks from the history of a repository."""

@@ -1,0 +1,241 @@
+"""Tasks as folders in Harbor's task format: task.toml, instruction.md, environment/, tests/ and solution/.
+
+What Harbor has no field for lies in [metadata.moothall] of task.toml. A task without it cannot be read: its world is a container image.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moothall.domain import codec
+from moothall.domain.codec import mapping_of, text_of
+from moothall.domain.ids import check_id
+from moothall.errors import InvalidRequest
+from moothall.evaluate.tasks import Task
+from moothall.ranking.syntax.diffs import file_diffs
+from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.profile import Commands, read_text
+
+BUNDLE, TESTS, FIX = "environment/repository.bundle", "tests/tests.patch", "solution/fix.patch"
+_SCHEMA = "1.3"
+_MOST_BYTES = 20_000_000
+_SECONDS = {"agent": 3600.0, "verifier": 1800.0, "build": 1800.0}
+_IMAGES = {"go": "golang:1-bookworm", "cargo": "rust:1-bookworm", "python": "python:3-bookworm"}
+_NODE = "node:22-bookworm"
+_KEYS = ("parent", "commit", "cases", "kept", "paths", "commands")
+_SHA = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Harbor:
+    """Writes tasks to `folder` and reads them from there. `git` runs on the trusted side."""
+
+    folder: Path
+    git: GitRunner
+
+    async def write(self, task: Task, sealed: Path, commands: Commands) -> Path:
+        """Write a task and return its folder. sealed: the repository that ends with its parent. commands: set-up and checks of it."""
+        place = self.folder / task.id
+        files = {
+            "task.toml": _config(task),
+            "instruction.md": f"{task.text}\n",
+            "environment/Dockerfile": _dockerfile(task, commands),
+            TESTS: task.tests,
+            "tests/test.sh": _script(task, commands),
+            FIX: task.fix,
+            "solution/solve.sh": "#!/bin/bash\nset -e\ncd /app\ngit apply --whitespace=nowarn /solution/fix.patch\n",
+        }
+        for name, text in files.items():
+            path = place / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            if name.endswith(".sh"):
+                path.chmod(0o755)
+        await self.git.run("bundle", "create", "--quiet", str((place / BUNDLE).resolve()), "--all", cwd=sealed)
+        return place
+
+    async def read(self, clones: Path) -> list[Task]:
+        """Return the tasks of the folder; their repositories are unpacked below `clones`. Raises `InvalidRequest`."""
+        places = [path.parent for path in sorted(self.folder.glob("*/task.toml"))] or [self.folder]
+        return [await self._read(place, clones) for place in places]
+
+    async def _read(self, place: Path, clones: Path) -> Task:
+        try:
+            said = tomllib.loads(_text(place, "task.toml"))
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise InvalidRequest(f"{place / 'task.toml'} is not TOML: {error}") from error
+        own = mapping_of(mapping_of(said.get("metadata")).get("moothall"))
+        if not own:
+            raise InvalidRequest(
+                f"{place} is a Harbor task of another origin: task.toml has no [metadata.moothall]. Its environment is a container "
+                "image, which evaluate does not run. Name repository, parent and cases there (docs/evaluate.md)"
+            )
+        name = text_of(mapping_of(said.get("task")).get("name")).rpartition("/")[2] or place.name
+        repository = text_of(own.get("repository"))
+        if not _SHA.fullmatch(text_of(own.get("parent"))):
+            raise InvalidRequest(f"{place / 'task.toml'}: metadata.moothall.parent is not a full commit id")
+        task = codec.load(
+            Task,
+            {
+                "commit": own.get("parent"),
+                "cases": {},
+                **{key: own[key] for key in _KEYS if key in own},
+                "id": check_id(name, f"the name of {place}"),
+                "repository": repository,
+                "text": _text(place, "instruction.md").strip(),
+                "tests": _text(place, TESTS),
+                "fix": _text(place, FIX, needed=False),
+            },
+        )
+        if not any(task.cases.values()):
+            raise InvalidRequest(f"{place / 'task.toml'}: metadata.moothall.cases names no test case")
+        if _inside(place, BUNDLE).is_file():
+            return codec.load(Task, codec.dump(task) | {"repository": str(await self._unpack(place, clones / f"{task.id}.git"))})
+        if not repository:
+            raise InvalidRequest(f"{place} has neither {BUNDLE} nor metadata.moothall.repository")
+        return task
+
+    async def _unpack(self, place: Path, target: Path) -> Path:
+        """Make a repository of a task's bundle."""
+        if not (target / "HEAD").exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            await self.git.run(
+                "init", "--quiet", "--bare", "--template=", "--initial-branch=main", "--", str(target), cwd=target.parent
+            )
+        await self.git.run(
+            *("fetch", "--quiet", "--no-write-fetch-head", "--", str((place / BUNDLE).resolve()), "+refs/*:refs/*"),
+            cwd=target,
+            env={"GIT_ALLOW_PROTOCOL": "file"},
+        )
+        return target
+
+
+def _inside(place: Path, name: str) -> Path:
+    """Return a file of a task. Raises `InvalidRequest` if links lead out of the task's folder."""
+    path = place / name
+    if not path.resolve().is_relative_to(place.resolve()):
+        raise InvalidRequest(f"{path} leads out of its folder")
+    return path
+
+
+def _text(place: Path, name: str, *, needed: bool = True) -> str:
+    text = read_text(_inside(place, name), _MOST_BYTES)
+    if text is None and needed:
+        raise InvalidRequest(f"{place / name} cannot be read; a Harbor task that evaluate runs has it")
+    return text or ""
+
+
+def _config(task: Task) -> str:
+    """Return task.toml."""
+    own = {key: value for key, value in codec.dump(task).items() if key in _KEYS and value}
+    document: dict[str, Any] = {
+        "schema_version": _SCHEMA,
+        "task": {"name": f"moothall/{task.id}", "description": task.text.partition("\n")[0][:200]},
+        "metadata": {"category": "bug-fix", "moothall": own},
+        "agent": {"timeout_sec": _SECONDS["agent"]},
+        "verifier": {"timeout_sec": _SECONDS["verifier"]},
+        "environment": {
+            "build_timeout_sec": _SECONDS["build"],
+            "network_mode": "no-network",
+            "cpus": 2,
+            "memory_mb": 4096,
+            "storage_mb": 10240,
+        },
+    }
+    return "\n".join(_toml(document)) + "\n"
+
+
+def _toml(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the lines of a TOML table: its values, then the tables in it."""
+    if path:
+        yield ""
+        yield f"[{'.'.join(_key(part) for part in path)}]"
+    for name, value in table.items():
+        if not isinstance(value, Mapping):
+            yield f"{_key(name)} = {_value(value)}"
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _toml(value, (*path, name))
+
+
+def _value(value: object) -> str:
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, Sequence):
+        return f"[{', '.join(_value(item) for item in value)}]"
+    return json.dumps(value)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _string(name)
+
+
+def _string(text: str) -> str:
+    """Return a basic string of TOML. JSON escapes the same, but for DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _dockerfile(task: Task, commands: Commands) -> str:
+    """Return a Dockerfile that unpacks the repository at the parent and sets it up."""
+    setup = [shlex.join(argv) for argv in commands.setup or ()]
+    argvs = [word for argv in (commands.checks or {}).values() for word in argv]
+    image = next((image for program, image in _IMAGES.items() if any(program in word for word in argvs)), _NODE)
+    lines = [
+        f"FROM {image}",
+        "RUN apt-get update && apt-get install -y --no-install-recommends git && rm -rf /var/lib/apt/lists/*",
+        "COPY repository.bundle /tmp/repository.bundle",
+        f"RUN git clone --quiet /tmp/repository.bundle /app && git -C /app checkout --quiet {task.parent} && rm /tmp/repository.bundle",
+        "WORKDIR /app",
+        *(
+            ["RUN python -m venv /env && /env/bin/pip install --quiet pytest", "ENV PATH=/env/bin:$PATH"]
+            if "python" in image
+            else []
+        ),
+        *(f"RUN {line}" for line in setup if "\n" not in line),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _script(task: Task, commands: Commands) -> str:
+    """Return the script that lays the hidden tests over the answer and writes the reward: 1 if all pass."""
+    lines = [
+        "#!/bin/bash",
+        "mkdir -p /logs/verifier",
+        "echo 0 > /logs/verifier/reward.txt",
+        "cd /app || exit 0",
+        # Answers may have changed the same files: these are as they were, before the hidden version comes.
+        *(
+            f"git checkout --quiet {task.parent} -- {shlex.quote(path)} 2>/dev/null || rm -rf -- {shlex.quote(path)}"
+            for path in _files(task)
+        ),
+        "git apply --whitespace=nowarn /tests/tests.patch || exit 0",
+        *(f"{line} || exit 0" for line in _commands(task, commands)),
+        "echo 1 > /logs/verifier/reward.txt",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _files(task: Task) -> list[str]:
+    return [part.path for part in file_diffs(task.tests)]
+
+
+def _commands(task: Task, commands: Commands) -> Iterator[str]:
+    """Yield what runs the hidden cases: narrowed to them for pytest and go, else the whole check."""
+    checks = commands.checks or {}
+    for check in sorted({*task.cases, *task.kept}):
+        argv = list(checks.get(check, ()))
+        cases = [*task.cases.get(check, ()), *task.kept.get(check, ())]
+        if "pytest" in argv or any(word.endswith("/pytest") for word in argv):
+            yield shlex.join([*argv, *cases])
+        elif argv[:2] == ["go", "test"]:
+            names = dict.fromkeys(case.partition("::")[2].partition("/")[0] for case in cases)
+            yield shlex.join([*argv, "-count=1", "-run", f"^({'|'.join(re.escape(name) for name in names if name)})$"])
+        elif argv:
+            yield shlex.join(argv)

@@ -1,0 +1,148 @@
+"""Turn commits of a repository into tasks: choose, run their tests before and after, write what qualifies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moothall.domain.identity import LOCAL
+from moothall.domain.ids import digest
+from moothall.domain.repository import Prepared
+from moothall.domain.task import RepositoryRef
+from moothall.errors import PatchRefused, RepositoryError
+from moothall.evaluate import mining
+from moothall.evaluate.history import walk
+from moothall.evaluate.judging import Judge, explain
+from moothall.evaluate.mining import Commit
+from moothall.evaluate.tasks import Lines, Task, count_cases, write_task
+from moothall.ranking import diagnose
+from moothall.repositories.clone import TrustedClone
+from moothall.repositories.patch_rules import is_test
+from moothall.repositories.profile import OWN_FILE, Commands, parse_own, read_text
+from moothall.repositories.registry import Registered
+from moothall.repositories.trusted import TrustedRepositories
+
+Tell = Callable[[str], None]
+Rewrite = Callable[[str], Awaitable[str]]
+"""Returns a task's text in other words."""
+COMMITS = "commits.jsonl"
+UNUSABLE = "its parent cannot be set up or checked"
+REFUSED = "its change cannot be applied as a patch"
+_SUBJECT = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Miner:
+    """Walks the history of one repository. What was looked at before is not looked at again."""
+
+    repositories: TrustedRepositories
+    judge: Judge
+    folder: Path
+    looked: Lines
+    tell: Tell
+    rewrite: Rewrite | None = None
+
+    async def mine(self, ref: RepositoryRef, tasks: int, commits: int) -> int:
+        """Look at up to `commits` commits until there are `tasks` tasks of this repository; return how many there are."""
+        entry = self.repositories.registry.get(ref.id, LOCAL.tenant)
+        base = await self.repositories.resolve(ref)
+        clone, said = self.repositories.clone(base.repository), _commands(entry)
+        known = {str(row["commit"]): row for row in self.looked.of(repository=entry.origin)}
+        found = sum(1 for row in known.values() if row.get("task"))
+        async for commit in walk(clone, base.sha, commits):
+            if found >= tasks:
+                break
+            if commit.sha in known:
+                continue
+            row, task = await self._look(commit, clone, ref, entry.origin, said)
+            if task is not None:
+                await asyncio.to_thread(write_task, self.folder, task)
+                found += 1
+            self.looked.add({"repository": entry.origin, "commit": commit.sha, "subject": commit.subject[:200], **row})
+            words = row["why"] or f"task {found}: {count_cases(task.cases) if task else 0} hidden tests"
+            self.tell(f"{commit.sha[:10]} {commit.subject[:_SUBJECT]}: {words}")
+        return found
+
+    async def _look(
+        self, commit: Commit, clone: TrustedClone, ref: RepositoryRef, origin: str, said: Commands
+    ) -> tuple[Mapping[str, str], Task | None]:
+        why = mining.reject_commit(commit)
+        diff = ""
+        if why == mining.NO_TESTS and any(path.endswith(".rs") for path in commit.paths):
+            diff = await clone.diff(commit.parents[0], commit.sha)
+            why = mining.reject_commit(commit, diff)
+        if why:
+            return {"why": why}, None
+        self.tell(f"{commit.sha[:10]} {commit.subject[:_SUBJECT]}: running its tests before and after")
+        try:
+            task = await self._task(commit, clone, ref, origin, said)
+        except PatchRefused as error:
+            return {"why": f"{REFUSED}: {explain(error)}"}, None
+        except RepositoryError as error:
+            return {"why": f"{UNUSABLE}: {explain(error)}"}, None
+        return ({"why": task}, None) if isinstance(task, str) else ({"why": "", "task": task.id}, task)
+
+    async def _task(self, commit: Commit, clone: TrustedClone, ref: RepositoryRef, origin: str, said: Commands) -> Task | str:
+        """Return the task that a commit makes, or why it makes none."""
+        parent = commit.parents[0]
+        whole = await clone.diff(parent, commit.sha)
+        hidden = mining.hidden_paths(commit.paths, whole)
+        changes = await clone.changes(parent, commit.sha)
+        tests = (await clone.commit_changes(parent, [item for item in changes if item.path in hidden], "hidden tests")).diff
+        fix = (await clone.commit_changes(parent, [item for item in changes if not is_test(item.path)], "fix")).diff
+        if not tests or not fix:
+            return mining.NO_TESTS if fix else mining.NO_SOURCE
+        prepared = await self._prepare(clone, ref, parent)
+        if useless := "; ".join(f"{row.check}: {row.fault}" for row in diagnose(prepared).faults):
+            return f"{UNUSABLE}: {useless[:200]}"
+        text = mining.task_text(commit.message)
+        found = await self.judge.examine(prepared, tests, whole, text)
+        if found.why:
+            return found.why
+        if self.rewrite is not None:
+            text = await self.rewrite(text) or text
+        return Task(
+            id=f"{ref.id[:40].rstrip('-')}-{commit.sha[:10]}",
+            repository=origin,
+            parent=parent,
+            commit=commit.sha,
+            text=text,
+            cases=found.cases,
+            kept=found.kept,
+            paths=found.paths,
+            tests=tests,
+            fix=fix,
+            commands=_said(said),
+        )
+
+    async def _prepare(self, clone: TrustedClone, ref: RepositoryRef, sha: str) -> Prepared:
+        await pin(clone, sha)
+        base = await self.repositories.resolve(RepositoryRef(id=ref.id, ref=sha))
+        return await self.repositories.prepare(base)
+
+
+async def pin(clone: TrustedClone, sha: str) -> None:
+    """Name a commit of the history in a clone, so that it can be resolved by its id wherever the origin is now."""
+    if not await clone.has(sha):
+        await clone.fetch(f"file://{clone.path.resolve()}", sha)
+
+
+def _commands(entry: Registered) -> Commands:
+    """Return what a person said of set-up and checks: in the registry, and in the work tree's own file."""
+    text = read_text(Path(entry.origin, OWN_FILE)) if entry.local else None
+    return entry.commands.over(parse_own(text)) if text is not None else entry.commands
+
+
+def _said(commands: Commands) -> Mapping[str, Any]:
+    return commands.model_dump(mode="json", exclude_defaults=True)
+
+
+def repository_name(origin: str) -> str:
+    """Return a readable, distinct name for the folder of an evaluation."""
+    name = "".join(
+        letter if letter.isalnum() else "-" for letter in origin.rstrip("/").removesuffix(".git").rpartition("/")[2].lower()
+    )
+    return f"{name.strip('-')[:40] or 'repository'}-{digest(origin)[:8]}"

@@ -1,0 +1,111 @@
+"""Tasks of an evaluation, and files with one JSON record a line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moothall.disk import write_private
+from moothall.domain import codec
+from moothall.domain.ids import check_id
+from moothall.errors import InvalidRequest
+
+FOLDER = "tasks"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A bug fix of the past. Its tests are hidden from the seats and judge the winner.
+
+    repository: a path or URL. parent, commit: full commit ids; the seats see the parent. text: what the council is asked.
+    cases: by check, the test cases that fail on the parent and pass on the commit. kept: by check, the cases of the same files that
+    pass on both. paths: by check, the test files that its runner is given; none for the whole check. tests: the diff of the hidden
+    files. fix: the diff of all other files. commands: what a person said about set-up and checks, as in .moothall.toml.
+    """
+
+    id: str
+    repository: str
+    parent: str
+    commit: str
+    text: str
+    cases: Mapping[str, tuple[str, ...]]
+    tests: str
+    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    fix: str = ""
+    commands: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write_task(folder: Path, task: Task) -> Path:
+    """Write a task below the folder of an evaluation and return its file."""
+    path = folder / FOLDER / f"{task.id}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_private(path, json.dumps(codec.dump(task), indent=2))
+    return path
+
+
+def read_tasks(folder: Path) -> list[Task]:
+    """Return the tasks below the folder of an evaluation, the oldest file first. Raises `InvalidRequest` for a file that is not a task."""
+    paths = sorted((folder / FOLDER).glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    return [read_task(path) for path in paths]
+
+
+def read_task(path: Path) -> Task:
+    """Return the task of a file. Raises `InvalidRequest`."""
+    try:
+        task = codec.load(Task, json.loads(path.read_text(encoding="utf-8")))
+        check_id(task.id, "the task")
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the task file {path} is not JSON: {error}. Delete it; it is written again") from error
+    except InvalidRequest as error:
+        raise InvalidRequest(f"the task file {path}: {error.message}. Delete it; it is written again") from error
+    return task
+
+
+class Lines:
+    """A file with one JSON object a line, which a process may be killed while writing.
+
+    A last line that was not written whole is dropped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.rows: list[Mapping[str, Any]] = []
+        if path.exists():
+            self._read()
+
+    def _read(self) -> None:
+        raw = self._path.read_bytes()
+        whole = raw[: raw.rfind(b"\n") + 1]
+        if whole != raw:
+            os.truncate(self._path, len(whole))
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InvalidRequest(f"{self._path}, line {number} is not JSON: {error}. Delete that line") from error
+            if not isinstance(row, dict):
+                raise InvalidRequest(f"{self._path}, line {number} is not an object. Delete that line")
+            self.rows.append(row)
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Append a row. It is on the disk when this returns."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.rows.append(row)
+
+    def of(self, **fields: object) -> Iterator[Mapping[str, Any]]:
+        """Return the rows with these values."""
+        return (row for row in self.rows if all(row.get(name) == value for name, value in fields.items()))
+
+
+def count_cases(cases: Mapping[str, Sequence[str]]) -> int:
+    """Return how many cases there are in all checks."""
+    return sum(map(len, cases.values()))

@@ -1,0 +1,42 @@
+"""`--hidden-tests`: which files are read, and where they go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moothall.cli.hidden_tests import read_hidden_tests
+from moothall.errors import InvalidRequest
+from support.repos import Repo
+
+
+def test_a_folder_mirrors_the_repository_and_a_file_lies_where_it_is_or_where_it_is_said(tmp_path: Path) -> None:
+    top, other = tmp_path / "repo", tmp_path / "other"
+    for folder in (top, other):
+        folder.mkdir()
+    Repo(top).write({"tests/test_a.py": "a"})
+    Repo(other).write({"tests/test_b.py": "b", "pkg/c_test.go": "c", ".git/config": "x", "tests/__pycache__/b.pyc": "x"})
+    assert read_hidden_tests([str(top / "tests/test_a.py"), str(other)], top) == {
+        "tests/test_a.py": "a",
+        "tests/test_b.py": "b",
+        "pkg/c_test.go": "c",
+    }
+    assert read_hidden_tests([f"{other}/tests/test_b.py:checks/test_b.py", f"{other}/pkg:sub"], None) == {
+        "checks/test_b.py": "b",
+        "sub/c_test.go": "c",
+    }
+
+
+def test_a_file_elsewhere_needs_to_say_where_it_goes_and_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    top, other = tmp_path / "repo", tmp_path / "test_b.py"
+    top.mkdir()
+    other.write_text("b", encoding="utf-8")
+    (top / "data.bin").write_bytes(b"\xff\xfe\x00")
+    for given, why in (
+        (str(other), "test_b.py:tests/test_b.py"),
+        (str(top / "gone"), "no file or folder"),
+        (str(top / "data.bin"), "UTF-8"),
+    ):
+        with pytest.raises(InvalidRequest, match=why):
+            read_hidden_tests([given], top)

@@ -1,0 +1,78 @@
+"""What `--config` means, and which configurations can be compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moothall.config import Settings
+from moothall.errors import ConfigurationError, InvalidRequest
+from moothall.evaluate.running import Configuration, Options, check_configurations, read_configurations
+from moothall.evaluate.tasks import Lines
+from moothall.settings import load_settings
+
+
+def _read(tmp_path: Path, *named: str) -> list[Configuration]:
+    return read_configurations(named, load_settings(), Options(agents=3), tmp_path, load_settings)
+
+
+def _file(tmp_path: Path, name: str, text: str) -> Path:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_without_any_the_current_settings_are_measured(tmp_path: Path) -> None:
+    (only,) = _read(tmp_path)
+    assert (only.name, only.options.agents, only.settings.data_dir) == ("default", 3, tmp_path / "data")
+
+
+def test_seats_have_no_way_to_the_network(tmp_path: Path) -> None:
+    path = _file(tmp_path, "open.toml", '[http]\nallow = ["127.0.0.1"]\n')
+    (only,) = _read(tmp_path, f"open={path}")
+    shut: Settings = only.settings
+    assert (shut.http.allow, shut.http.only_allowed) == ((), True)  # type: ignore[attr-defined] # a family's section
+
+
+def test_a_configuration_may_have_options_of_its_own(tmp_path: Path) -> None:
+    path = _file(tmp_path, "small.toml", "[limits]\nturns = 7\n")
+    one, small = _read(tmp_path, "one=,agents=1,protocol=single", f"small={path}")
+    assert (one.options, small.options) == (Options(agents=1, protocol="single"), Options(agents=3))
+    assert small.settings.limits.turns == 7
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        (("small.toml",), "NAME=FILE"),
+        (("=small.toml",), "NAME=FILE"),
+        (("../x=,agents=1",), "a name has"),
+        (("a=,agents=1", "a=,agents=2"), "twice"),
+        (("a=,agents=0",), "no option"),
+        (("a=,seats=3",), "no option"),
+    ],
+)
+def test_what_is_no_configuration_is_refused(tmp_path: Path, named: tuple[str, ...], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        _read(tmp_path, *named)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"--config a: .*nothing\.toml"):
+        _read(tmp_path, f"a={tmp_path / 'nothing.toml'}")
+
+
+def test_equal_configurations_are_refused(tmp_path: Path) -> None:
+    path = _file(tmp_path, "same.toml", "[llm]\n")
+    with pytest.raises(InvalidRequest, match="a and b have the same settings"):
+        check_configurations(_read(tmp_path, f"a={path}", f"b={path}"), Lines(tmp_path / "results.jsonl"))
+
+
+def test_a_configuration_that_was_another_needs_another_name(tmp_path: Path) -> None:
+    results = Lines(tmp_path / "results.jsonl")
+    (one,) = _read(tmp_path, "one=,agents=1")
+    results.add({"task": "t", "config": "one", "digest": one.digest})
+    check_configurations([one], results)
+    with pytest.raises(InvalidRequest, match="measured with other settings"):
+        check_configurations(_read(tmp_path, "one=,agents=2"), results)

@@ -1,0 +1,121 @@
+"""Which commits may become tasks, and what their text keeps."""
+
+from __future__ import annotations
+
+import pytest
+
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.evaluate import mining
+from moothall.evaluate.mining import Commit, HiddenCases, compare_runs, reject_commit, steady_cases, task_text
+
+_SAYS = "Fix the rounding of negative prices"
+
+
+@pytest.mark.parametrize(
+    ("paths", "why"),
+    [
+        (("shop/price.py", "tests/test_price.py"), ""),
+        (("src/price.ts", "src/price.test.ts"), ""),
+        (("price.go", "price_test.go"), ""),
+        (("src/lib.rs", "tests/price.rs"), ""),
+        (("lib/price.js", "test/price.js"), ""),
+        (("shop/price.py", "README.md"), mining.NO_TESTS),
+        (("tests/test_price.py",), mining.NO_SOURCE),
+        (("docs/conf.py", "tests/test_price.py"), mining.NO_SOURCE),
+        (("README.md", "package-lock.json", "test/price.js"), mining.NO_SOURCE),
+        ((*tuple(f"shop/part{number}.py" for number in range(21)), "tests/test_price.py"), mining.LARGE),
+    ],
+)
+def test_a_commit_changes_source_and_tests(paths: tuple[str, ...], why: str) -> None:
+    assert reject_commit(Commit("a" * 40, ("b" * 40,), _SAYS, paths)) == why
+
+
+def test_merges_roots_and_empty_messages_are_dropped() -> None:
+    paths = ("shop/price.py", "tests/test_price.py")
+    assert reject_commit(Commit("a", ("b", "c"), _SAYS, paths)) == mining.MERGE
+    assert reject_commit(Commit("a", (), _SAYS, paths)) == mining.ROOT
+    assert reject_commit(Commit("a", ("b",), "wip", paths)) == mining.SAYS_LITTLE
+
+
+def test_tests_inside_rust_source_count_as_tests() -> None:
+    diff = "diff --git a/src/lib.rs b/src/lib.rs\n--- a/src/lib.rs\n+++ b/src/lib.rs\n@@ -1,1 +1,3 @@\n-a\n+b\n+    #[test]\n+    fn half() {}\n"
+    commit = Commit("a", ("b",), _SAYS, ("src/lib.rs",))
+    assert reject_commit(commit) == mining.NO_TESTS
+    assert reject_commit(commit, diff) == ""
+    assert mining.hidden_paths(commit.paths, diff) == ("src/lib.rs",)
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ("Fix rounding of negative prices (#123)", "Fix rounding of negative prices"),
+        ("gh-4711: Fix rounding of negative prices", "Fix rounding of negative prices"),
+        ("Fix rounding of negative prices\n\nFixes #12, #13.", "Fix rounding of negative prices"),
+        ("Fix rounding of negative prices, closes org/shop#12", "Fix rounding of negative prices,"),
+        (
+            "Fix rounding\n\nprice(-1.5) has to be -2.\n\nCo-authored-by: Ada <ada@localhost>\nSigned-off-by: Ada",
+            "Fix rounding\n\nprice(-1.5) has to be -2.",
+        ),
+        (
+            "Fix rounding of prices\n\nSee https://forge.localhost/shop/issues/12 for more",
+            "Fix rounding of prices\n\nSee for more",
+        ),
+        ("Fix rounding of prices\n\n- add a regression test\n- round half up", "Fix rounding of prices\n\n- round half up"),
+        ("Fix rounding so that test_negative_price passes", "Fix rounding so that passes"),
+        ("Fix rounding as tests/test_price.py shows for prices", "Fix rounding as shows for prices"),
+        ("Fix the \x1b[31mrounding\x1b[0m of \u202eprices now", "Fix the [31mrounding[0m of prices now"),
+        ("wip", ""),
+        ("#12", ""),
+    ],
+)
+def test_the_text_has_no_trailers_numbers_links_and_tests(message: str, text: str) -> None:
+    assert task_text(message) == text
+
+
+def _run(output: str = "", status: str = "success", **cases: str) -> CheckRun:
+    return CheckRun("tests", Verdict.FAILED, cases=cases, output=output, status=status)
+
+
+def test_cases_that_fail_before_and_pass_after_count() -> None:
+    before, after = _run(a="failed", b="passed", c="failed"), _run(a="passed", b="passed", c="failed", d="passed")
+    found = compare_runs(_run(b="passed"), before, after, _SAYS)
+    assert found == HiddenCases(("a",), ("b",))
+
+
+def test_a_case_that_the_commit_changes_counts() -> None:
+    """It passes on the parent as it was, fails there as it is, and passes on the commit."""
+    found = compare_runs(_run(a="passed", b="passed"), _run(a="failed"), _run(a="passed", b="passed"), _SAYS)
+    assert found == HiddenCases(("a",), ("b",))
+
+
+def test_a_missing_name_counts_if_the_text_mentions_it() -> None:
+    before, after = _run("ImportError: cannot import name 'half' from 'shop'"), _run(a="passed")
+    assert compare_runs(None, before, after, "Add half() for prices").fixed == ("a",)
+    assert compare_runs(None, before, after, "Add a function for prices").why == mining.UNNAMED
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        (_run(a="passed"), _run(a="passed"), mining.PASSES_BEFORE),
+        (_run(a="failed"), _run(a="failed"), mining.FAILS_AFTER),
+        (_run(a="failed"), _run(), mining.NO_CASES),
+        (_run(a="failed", status="timeout"), _run(a="passed"), mining.UNNAMED),
+        (_run(a="skipped"), _run(a="passed"), mining.PASSES_BEFORE),
+    ],
+)
+def test_what_shows_nothing_has_a_reason(before: CheckRun, after: CheckRun, why: str) -> None:
+    found = compare_runs(None, before, after, _SAYS)
+    assert (found.fixed, found.why) == ((), why)
+
+
+def test_cases_that_differ_from_run_to_run_do_not_count() -> None:
+    found = HiddenCases(("a", "b"), ("c", "d"))
+    steady = steady_cases(found, [_run(a="failed", b="passed")], [_run(a="passed", b="passed", c="passed", d="failed")])
+    assert steady == HiddenCases(("a",), ("c",))
+    assert steady_cases(found, [_run(a="passed")], [_run(a="passed")]).why == mining.UNSTEADY
+
+
+def test_reasons_are_counted_without_their_details() -> None:
+    rows = [{"why": "it is a merge"}, {"why": "broken: a"}, {"why": "broken: b"}, {"why": ""}]
+    assert list(mining.count_reasons(rows)) == [("broken", 2), ("it is a merge", 1)]
