@@ -168,9 +168,8 @@ def share_words(share: Mapping[str, Any]) -> str:
 def mean_words(mean: Mapping[str, Any] | Mean, digits: int = 0) -> str:
     """Return `1,200 (900 to 1,500)`."""
     one = mean if isinstance(mean, Mapping) else dump(mean)
-    if one["low"] == one["high"]:
-        return f"{one['value']:,.{digits if one['value'] else 0}f}"
-    return f"{one['value']:,.{digits}f} ({one['low']:,.{digits}f} to {one['high']:,.{digits}f})"
+    value, low, high = (f"{one[name]:,.{digits if one['value'] else 0}f}" for name in ("value", "low", "high"))
+    return value if low == high else f"{value} ({low} to {high})"
 
 
 def tables(report: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
