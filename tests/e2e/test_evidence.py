@@ -311,6 +311,23 @@ async def test_a_test_that_is_not_valid_decides_nothing(tmp_path: Path, test: st
     assert (valid.cases, valid.why) == ({}, why)
 
 
+async def test_a_wrong_test_beside_a_right_change_refuses_nothing(tmp_path: Path) -> None:
+    """Its other new test decides, and the result says that one fails. A seat has reason to repair it."""
+    pool = POOLS["pytest, new file"]
+    text = (
+        "from shop import price\nfrom shop.price import discount\n\n\ndef test_percents():\n    assert discount(200, 10) == 180\n\n\n"
+        "def test_name():\n    assert price.__name__ == 'price'\n"
+    )
+    async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
+        right = {**pool.right, "tests/test_mine.py": text}
+        first, *_ = await place.rank(pool.wrong[0], right, pool.wrong[1])
+        judged = await place.bench().judge(place.proposal(right))
+    assert (first.seat, first.passed_gates, first.level) == ("agent-dev-002", True, EvidenceLevel.SELF_TESTED), first.reasons
+    assert any("1 test that it brings fails with its own change" in reason and "test_name" in reason for reason in first.reasons)
+    assert (judged.passes, judged.solves) == (True, False)
+    assert any("test_name" in case for case in judged.details)
+
+
 async def test_a_test_of_a_function_that_the_task_asks_for_counts_though_the_base_cannot_import_it(tmp_path: Path) -> None:
     pool = POOLS["pytest, new file"]
     added = {"shop/price.py": PYTHON + "\n\ndef half_price(price):\n    return price // 2\n"}

@@ -178,6 +178,11 @@ class Candidate:
         return self.assessment.proven
 
     @property
+    def own_failing(self) -> int:
+        """How many of its author's new tests fail with it."""
+        return sum(item.failed for item in self.assessment.evidence if item.check == OWN_TESTS)
+
+    @property
     def already_done(self) -> bool:
         """Whether it shows that the base does what the task asks for."""
         return any(item.check == ALREADY_DONE and item.verdict is Verdict.PASSED for item in self.assessment.evidence)

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moothall.domain.evidence import ALREADY_DONE, CANARY, CONTRADICTION, OWN_TESTS, SECRETS, EvidenceLevel, Verdict
+from moothall.domain.evidence import ALREADY_DONE, CANARY, CONTRADICTION, OWN_TESTS, SECRETS, Evidence, EvidenceLevel, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, RankedCandidate
 from moothall.ranking.gates import counts, gate_failures, name_cases, plain
@@ -93,6 +93,7 @@ CRITERIA: tuple[Criterion, ...] = (
     Criterion("confirmed authors whose tests fail", lambda item: -item.confirmed_failed, lambda value: str(-value)),
     Criterion("authors whose tests fail", lambda item: -item.cross_failed, lambda value: str(-value)),
     Criterion("tests of other authors that fail", lambda item: -item.tests_failed, lambda value: str(-value)),
+    Criterion("its own tests that fail", lambda item: -item.candidate.own_failing, lambda value: str(-value)),
     Criterion("the task is already done", lambda item: int(item.candidate.already_done), lambda value: "yes" if value else "no"),
     Criterion("seats that behave the same", lambda item: item.cluster),
     Criterion("reviews", lambda item: item.compared, lambda value: f"{value / 1000:.3f}", tested=False),
@@ -284,18 +285,7 @@ def _others_tests(item: _Standing) -> Iterable[str]:
 
 def _evidence(item: _Standing) -> Iterable[str]:
     found = item.candidate.assessment
-    for entry in found.evidence:
-        if entry.check == SECRETS and entry.verdict is Verdict.PASSED:
-            yield f"A person should look whether a key or password is hidden at {name_cases(entry.look)}."
-        if entry.check == CANARY and entry.why:
-            yield f"{entry.why}."
-    for entry in found.evidence:
-        if entry.check == ALREADY_DONE:
-            yield (
-                f"It says that the task is already done, but {plain(entry.why, 300)}."
-                if entry.why
-                else f"The task is already done: its tests pass on the base, and a reader of the task finds that they ask for it{_named(entry.shown)}."
-            )
+    yield from _remarks(found.evidence)
     level = item.candidate.level
     if level is EvidenceLevel.PROVEN:
         yield f"Proven: a test that failed on the base, and that its author did not write, passes{_named(found.fixed)}."
@@ -312,6 +302,24 @@ def _evidence(item: _Standing) -> Iterable[str]:
         yield f"Unproven: no test that failed on the base passes.{why}"
     if found.look:
         yield f"A person should look: {'; '.join(plain(line, 160) for line in found.look[:_LINES])}."
+
+
+def _remarks(evidence: Sequence[Evidence]) -> Iterable[str]:
+    for entry in evidence:
+        if entry.check == SECRETS and entry.verdict is Verdict.PASSED:
+            yield f"A person should look whether a key or password is hidden at {name_cases(entry.look)}."
+        if entry.check == CANARY and entry.why:
+            yield f"{entry.why}."
+        if entry.check == OWN_TESTS and entry.failed:
+            many = "test that it brings fails" if entry.failed == 1 else "tests that it brings fail"
+            yield f"{entry.failed} {many} with its own change: {name_cases(entry.red)}."
+    for entry in evidence:
+        if entry.check == ALREADY_DONE:
+            yield (
+                f"It says that the task is already done, but {plain(entry.why, 300)}."
+                if entry.why
+                else f"The task is already done: its tests pass on the base, and a reader of the task finds that they ask for it{_named(entry.shown)}."
+            )
 
 
 def _named(cases: Sequence[str]) -> str:

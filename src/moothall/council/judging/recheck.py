@@ -34,6 +34,7 @@ from moothall.ranking.screening import screen
 from moothall.ranking.syntax.normal import changed_code, changes_nothing, normal_change, same_change
 
 _OUTPUT = 8000
+_NAMED = 20  # failing cases of an author's own tests
 _SILENT = "its runner did not report a test that must fail, so its report is not believed"
 _TRIED = 5  # cases whose file is looked for
 _TOLD = 4  # cases whose output is told
@@ -75,8 +76,12 @@ class Judged:
 
     @property
     def solves(self) -> bool:
-        """Whether it leaves nothing to repair that its author may know of: it passes the gates, and no failure concerns the task."""
-        return passes_gates(replace(self.candidate, assessment=self.seen)) and not self.seen.unsolved
+        """Whether it leaves nothing to repair that its author may know of: it passes the gates and its own tests, and no failure
+        concerns the task.
+        """
+        if self.candidate.own_failing or self.seen.unsolved:
+            return False
+        return passes_gates(replace(self.candidate, assessment=self.seen))
 
 
 class Bench:
@@ -141,7 +146,8 @@ class Bench:
         if failing := await self._find_failing_on_base(found.regressions):
             flaky |= failing
             found = self._compare(proposal, runs, flaky, applies=applies)
-        if own := await self._own_tests(proposal, runs):
+        own_failing: list[str] = []
+        if own := await self._own_tests(proposal, runs, own_failing):
             runs = own
             found = self._compare(proposal, runs, flaky, applies=applies)
         if found.fixed:
@@ -150,7 +156,7 @@ class Bench:
             if unsteady or unrelated:
                 found = self._compare(proposal, runs, flaky | unsteady, applies=applies, unrelated=unrelated)
         if applies:
-            found = replace(found, evidence=(*found.evidence, *await self._other_evidence(proposal, canaries)))
+            found = replace(found, evidence=(*found.evidence, *await self._other_evidence(proposal, canaries, own_failing)))
             found = await self._read(proposal, found, _data_of_tests(runs) - _data_of_tests(self._prepared.runs))
         broken = {*found.regressions, *(case for item in found.evidence for case in item.red)}
         self._details[key] = {
@@ -171,9 +177,15 @@ class Bench:
             missing = {check: CheckRun(check, Verdict.MISSING) for check in new}
             self._prepared = replace(self._prepared, runs={**self._prepared.runs, **missing, **found})
 
-    async def _other_evidence(self, proposal: Proposal, canaries: _Canaries) -> list[Evidence]:
-        """Return what the author's own tests show, and where the report of a runner was believed as it is."""
-        found = [(await self._tests.validate(proposal)).evidence] if await self._tests.paths(proposal) else []
+    async def _other_evidence(self, proposal: Proposal, canaries: _Canaries, failing: Sequence[str]) -> list[Evidence]:
+        """Return what the author's own tests show, and where the report of a runner was believed as it is.
+
+        failing: the author's new cases that fail with its own change.
+        """
+        found = []
+        if await self._tests.paths(proposal):
+            own = (await self._tests.validate(proposal)).evidence
+            found.append(replace(own, failed=len(failing), red=tuple(failing[:_NAMED])))
         if canaries.missing:
             why = f"No test that must fail could be placed in {', '.join(canaries.missing)}: what its runner reports is believed"
             found.append(Evidence(CANARY, Verdict.MISSING, why=why))
@@ -350,10 +362,11 @@ class Bench:
                 texts[path] = await self._runs.read(path)
         return texts
 
-    async def _own_tests(self, proposal: Proposal, runs: Mapping[str, CheckRun]) -> dict[str, CheckRun]:
-        """Return the runs with the new cases of the author's own tests, {} if there are none.
+    async def _own_tests(self, proposal: Proposal, runs: Mapping[str, CheckRun], failing: list[str]) -> dict[str, CheckRun]:
+        """Return the runs with the author's new cases that do not fail, {} if it brings no tests. Add the others to `failing`.
 
-        They take no part in the runs that prove, since they could steer these. A failure in them counts against their author.
+        They take no part in the runs that prove, since they could steer these. One that fails refuses nothing: a wrong test says
+        little about the change beside it.
         """
         joined = dict(runs)
         tests = await self._tests.paths(proposal)
@@ -363,12 +376,12 @@ class Bench:
                 continue
             known = self._prepared.runs[check].cases.keys() | run.cases.keys()
             own = await self._tests.own_run(proposal, check, paths)
-            cases = {case: result for case, result in own.cases.items() if case not in known}
+            new = {case: outcome for case, outcome in own.cases.items() if case not in known}
+            failing += [case for case, outcome in new.items() if outcome in RED]
             joined[check] = replace(
                 run,
-                verdict=Verdict.FAILED if run.verdict is Verdict.PASSED and RED & {*cases.values()} else run.verdict,
-                cases={**run.cases, **cases},
-                details={**run.details, **{case: said for case, said in own.details.items() if case in cases}},
+                cases={**run.cases, **{case: outcome for case, outcome in new.items() if outcome not in RED}},
+                details={**run.details, **{case: said for case, said in own.details.items() if case in new}},
             )
         return joined if tests else {}
 
