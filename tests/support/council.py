@@ -11,12 +11,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from moothall.collector.decide import decide
+from moothall.collector.fold import fold
 from moothall.config import EvidenceSettings, GuardSettings, LimitSettings, LlmSettings, RunnerSettings
 from moothall.council.prompting.survey import Surveyor
 from moothall.council.protocols import Parts, deliberate
 from moothall.council.recording import Recording
+from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType
 from moothall.domain.ids import seat_id
+from moothall.domain.outcome import Outcome
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.domain.topic import Channel
@@ -24,6 +28,7 @@ from moothall.guard.audit import AuditLog
 from moothall.guard.gate import Gate
 from moothall.model.client import open_model
 from moothall.ports import RunCode
+from moothall.telemetry.events import write_of
 from moothall.testing.bus import MemoryBus
 from moothall.testing.model import Answer, ScriptedModel, phase_of, scripted_model, seat_of
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo
@@ -231,3 +236,16 @@ def verdicts(events: list[Event]) -> dict[tuple[str, str], str]:
         (data["candidate"], data["evidence"]["check"]): data["evidence"]["verdict"]
         for data in of(events, EventType.CHECK_FINISHED)
     }
+
+
+def outcome_from(d: Deliberation, events: list[Event]) -> Outcome:
+    """Return what the collector makes of a deliberation's events."""
+    asked = write_of(d, EventType.DELIBERATION_REQUESTED, dump(d), time=d.deadline.replace(year=2020).isoformat())
+    state = None
+    for event in (
+        asked,
+        *(event for event in events if event.type.startswith(("moothall.seat", "moothall.check", "moothall.delib"))),
+    ):
+        state = fold(state, event)
+    assert state is not None
+    return decide(state)

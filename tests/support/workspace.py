@@ -106,14 +106,14 @@ class TempWorkspaces:
             for path in tests_of(changed(repo, prepared), prepared):
                 if path not in prepared.files:
                     (repo.path / path).unlink()
-        if extra:
-            other = self._clone(folder.with_name(f"{folder.name}-extra"), prepared, extra)
-            for path in tests_of(changed(other, prepared), prepared):
-                repo.write({path: (other.path / path).read_bytes()})
         if judged:
             held = [path for path in prepared.files if any(covers(item, path) for item in prepared.base.profile.protected)]
             if held:
                 repo.git("checkout", "--quiet", prepared.base.sha, "--", *held)
+        if extra:
+            other = self._clone(folder.with_name(f"{folder.name}-extra"), prepared, extra)
+            for path in tests_of(changed(other, prepared), prepared):
+                repo.write({path: (other.path / path).read_bytes()})
 
     def _clone(self, folder: Path, prepared: Prepared, patch: str) -> Repo:
         self.repo.git("clone", "--quiet", "--shared", "--template=", str(self.repo.path), str(folder))

@@ -124,6 +124,8 @@ class Assembly:
     approaches: tuple[str, ...] = ()
     approach_source: str = "none"
     reviews: list[Review] = field(default_factory=list)
+    superseded: dict[str, str] = field(default_factory=dict)
+    """By existing test that an answer changes: why the task supersedes it; '' if it does not."""
     contradictions: dict[str, str] = field(default_factory=dict)
     """By candidate with tests: why these contradict the task; '' if they do not."""
     stopped_early: bool = False

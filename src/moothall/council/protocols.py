@@ -56,6 +56,7 @@ from moothall.council.judging.reviews import (
     find_contradictions,
     hold_reviews,
 )
+from moothall.council.judging.superseded import excuse_superseded
 from moothall.council.judging.test_writer import IndependentTests
 from moothall.council.judging.tie_breaker import break_tie, find_tie
 from moothall.council.recording import Recording
@@ -164,6 +165,7 @@ async def _run(council: Assembly) -> None:
     protocol, tests = _protocol(council), IndependentTests(council)
     if protocol.one_seat:
         await _propose_all(council, council.sittings[:1])
+        _note(council, await excuse_superseded(council))
     else:
         await _take_seats(council)
         await _revise_in_rounds(council, protocol)
@@ -182,6 +184,7 @@ async def _revise_in_rounds(council: Assembly, protocol: Protocol) -> None:
     for round_ in range(1, council.d.rounds + 1):
         if not _time_left(council):
             return
+        _note(council, await excuse_superseded(council))
         if protocol.revises_on and len({sitting.latest.proposal.diff for sitting in council.proposers}) > 1:
             await _cross_tests(council)  # what authors are told of the other answers
         if protocol.revises_on == "reviews" and len(council.proposers) >= _FIRST_SEATS:
@@ -363,6 +366,7 @@ def _time_left(council: Assembly) -> bool:
 async def _cross_tests(council: Assembly) -> None:
     if council.bench is None:
         return
+    _note(council, await excuse_superseded(council))
     contradicting = await find_contradictions(council)
     _note(council, await council.bench.cross(council.judged, contradicting))
 

@@ -55,6 +55,8 @@ CONTRADICTION = "contradiction"
 
 TEST_WRITER, TIE_BREAKER = "test-writer", "tie-breaker"
 """The names of the agents that write tests and propose nothing, as authors of these and in call ids."""
+SUPERSEDED = "superseded tests"
+"""The name of the evidence that an answer breaks tests which expect what the task asks to change: `shown` names them."""
 ALREADY_DONE = "already done"
 """The name of the evidence that the task is already done: passed if the claim holds."""
 UNBELIEVED = "unbelieved"

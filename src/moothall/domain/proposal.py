@@ -10,6 +10,7 @@ from moothall.domain.evidence import (
     ALREADY_DONE,
     CONTRADICTION,
     OWN_TESTS,
+    SUPERSEDED,
     TEST_WRITER,
     TIE_BREAKER,
     Evidence,
@@ -176,6 +177,11 @@ class Candidate:
     def proven(self) -> bool:
         """Whether a test of the repository or of the caller failed on the base and passes."""
         return self.assessment.proven
+
+    @property
+    def superseded(self) -> frozenset[str]:
+        """The tests that it breaks and that expect what the task asks to change."""
+        return frozenset(case for item in self.assessment.evidence if item.check == SUPERSEDED for case in item.shown)
 
     @property
     def own_failing(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from moothall.domain.evidence import SECRETS, Evidence, Verdict
 from moothall.domain.proposal import Candidate
@@ -40,12 +41,12 @@ def _failures(candidate: Candidate) -> Iterable[str]:
         if not runs or (bad and bad.verdict is Verdict.MISSING):
             why = plain(bad.why, 300) if bad and bad.why else ""
             yield f"Required check {plain(name)} has no verdict: {why}." if why else f"Required check {plain(name)} is missing."
-        elif bad and (barren or found.missed or not _failed_before(bad)):
+        elif bad and (barren or found.missed or not _is_excused(bad, candidate.superseded)):
             yield f"Required check {plain(name)} {bad.verdict}{counts(bad)}{_because(bad)}."
     for item in found.evidence:
         if item.check == SECRETS and item.verdict is Verdict.FAILED:
             yield f"What looks like a key or password is made of parts at {name_cases(item.look)}."
-    if lost := found.regressions:
+    if lost := [case for case in found.regressions if case not in candidate.superseded]:
         one = len(lost) == 1
         edited = any(may_be_own(case, candidate.proposal.own_tests) for case in lost)
         yield (
@@ -54,11 +55,13 @@ def _failures(candidate: Candidate) -> Iterable[str]:
         )
 
 
-def _failed_before(item: Evidence) -> bool:
-    """Whether all that fails in a check failed on the base: no reason against a candidate, but in a check of the caller's."""
-    return (
-        item.verdict is Verdict.FAILED and bool(item.red_before) and not item.red and not item.check.startswith(f"{VALIDATION}-")
-    )
+def _is_excused(item: Evidence, superseded: AbstractSet[str]) -> bool:
+    """Whether all that fails in a check failed on the base or is superseded by the task: no reason against a candidate, but in a
+    check of the caller's.
+    """
+    if item.verdict is not Verdict.FAILED or item.check.startswith(f"{VALIDATION}-"):
+        return False
+    return bool(item.red_before or item.red) and superseded >= {*item.red}
 
 
 def counts(item: Evidence) -> str:

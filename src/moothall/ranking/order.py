@@ -17,7 +17,17 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moothall.domain.evidence import ALREADY_DONE, CANARY, CONTRADICTION, OWN_TESTS, SECRETS, Evidence, EvidenceLevel, Verdict
+from moothall.domain.evidence import (
+    ALREADY_DONE,
+    CANARY,
+    CONTRADICTION,
+    OWN_TESTS,
+    SECRETS,
+    SUPERSEDED,
+    Evidence,
+    EvidenceLevel,
+    Verdict,
+)
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, RankedCandidate
 from moothall.ranking.gates import counts, gate_failures, name_cases, plain
@@ -310,6 +320,11 @@ def _remarks(evidence: Sequence[Evidence]) -> Iterable[str]:
             yield f"A person should look whether a key or password is hidden at {name_cases(entry.look)}."
         if entry.check == CANARY and entry.why:
             yield f"{entry.why}."
+        if entry.check == SUPERSEDED:
+            yield (
+                f"A person should look: it breaks tests that expect what the task asks to change, as a reader of the task says: "
+                f"{name_cases(entry.shown)} ({plain(entry.why, 200)})."
+            )
         if entry.check == OWN_TESTS and entry.failed:
             many = "test that it brings fails" if entry.failed == 1 else "tests that it brings fail"
             yield f"{entry.failed} {many} with its own change: {name_cases(entry.red)}."

@@ -8,15 +8,8 @@ from typing import Any
 import pytest
 
 from moothall.cli.exits import exit_code
-from moothall.collector.decide import decide
-from moothall.collector.fold import fold
-from moothall.domain.codec import dump
-from moothall.domain.event import Event, EventType
-from moothall.domain.outcome import Outcome
-from moothall.domain.task import Deliberation
-from moothall.telemetry.events import write_of
 from moothall.testing.model import NativeReply, phase_of, seat_of, step_of
-from support.council import ONE, TWO, verdicts
+from support.council import ONE, TWO, outcome_from, verdicts
 from support.repos import SAMPLE, SOLUTION
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
@@ -51,24 +44,12 @@ def script(seats: Mapping[str, tuple[Any, ...]], reader: str) -> Callable[[Any, 
     return answer
 
 
-def outcome_of(d: Deliberation, events: list[Event]) -> Outcome:
-    asked = write_of(d, EventType.DELIBERATION_REQUESTED, dump(d), time=d.deadline.replace(year=2020).isoformat())
-    state = None
-    for event in (
-        asked,
-        *(event for event in events if event.type.startswith(("moothall.seat", "moothall.check", "moothall.delib"))),
-    ):
-        state = fold(state, event)
-    assert state is not None
-    return decide(state)
-
-
 async def test_a_task_that_is_done_ends_with_the_test_that_shows_it(native: Any) -> None:
     async with native(script({ONE: (writes(SHOWS), CLAIM)}, YES), files=DONE) as house:
         d = house.deliberation("single", 1)
         events = await house.run(d)
     assert verdicts(events)[ONE, "already done"] == "passed"
-    outcome = outcome_of(d, events)
+    outcome = outcome_from(d, events)
     assert (outcome.winner_id, outcome.final_state, exit_code(outcome)) == (ONE, "already_done", 0)
     assert outcome.branch == ""
     assert any("tests/test_shown.py::test_shown" in reason for reason in outcome.results[0].reasons)
@@ -90,7 +71,7 @@ async def test_a_claim_that_does_not_hold_is_an_unproven_answer(
     async with native(script({ONE: (writes(test), CLAIM, CLAIM)}, reader), files=files) as house:
         d = house.deliberation("single", 1)
         events = await house.run(d)
-    outcome = outcome_of(d, events)
+    outcome = outcome_from(d, events)
     assert outcome.final_state != "already_done"
     assert exit_code(outcome) != 0
     assert (ONE, "already done") not in verdicts(events) or any(why in reason for reason in outcome.results[0].reasons)
@@ -103,7 +84,7 @@ async def test_a_change_whose_test_fails_on_the_base_beats_the_claim(native: Any
     async with native(script(seats, YES), files=OPEN) as house:
         d = house.deliberation("vote", 2)
         events = await house.run(d)
-    outcome = outcome_of(d, events)
+    outcome = outcome_from(d, events)
     assert (outcome.winner_id, outcome.final_state) == (TWO, "committed")
 
 
@@ -113,7 +94,7 @@ async def test_a_claim_beats_a_change_that_no_test_supports(native: Any) -> None
     async with native(script(seats, YES), files=DONE) as house:
         d = house.deliberation("vote", 2)
         events = await house.run(d)
-    outcome = outcome_of(d, events)
+    outcome = outcome_from(d, events)
     assert (outcome.winner_id, outcome.final_state) == (ONE, "already_done")
 
 

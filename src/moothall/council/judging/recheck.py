@@ -434,6 +434,14 @@ class Bench:
         """What runs tests that somebody brought."""
         return self._tests
 
+    async def passing_as_changed(self, author: Proposal, lost: Collection[str]) -> list[str]:
+        """Return those of the lost cases that pass on the author's answer as its own version of the test files has them."""
+        found: list[str] = []
+        for check, paths in (await self._tests.paths(author)).items():
+            own = await self._tests.own_run(author, check, paths)
+            found += [case for case in lost if own.cases.get(case) == "passed"]
+        return found
+
     def exact(self, diff: str) -> str:
         """Return a diff as it applies, where it was freed of secrets."""
         return self._runs.exact(diff)

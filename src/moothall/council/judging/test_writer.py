@@ -16,7 +16,7 @@ from moothall.council.judging.recheck import Judged
 from moothall.council.judging.reviews import review_tokens
 from moothall.council.judging.trial import FAILS_EVERYWHERE, OTHER_REASON, PASSES_ON_BASE, Trial, Verdicts, tests_in, vote
 from moothall.council.prompting import evidence_prompt
-from moothall.council.prompting.reply import read_dropped
+from moothall.council.prompting.reply import read_numbered
 from moothall.council.prompting.task_examples import examples_text, find_examples, missing_examples
 from moothall.council.prompting.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.council.prompting.variants import MalformedReplyError
@@ -188,7 +188,7 @@ def reader_of(
             if reply is None:
                 break
             try:
-                dropped = read_dropped(reply, len(cases))
+                dropped = read_numbered(reply, "dropped", len(cases))
             except MalformedReplyError as error:
                 messages = (*messages, Message("assistant", reply.text), Message("user", f"That is no answer: {error}"))
                 continue

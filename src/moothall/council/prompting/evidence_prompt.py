@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moothall.council.prompting.reply import closed_object
+from moothall.council.prompting.reply import closed_object, numbered_schema
 from moothall.council.prompting.text import fence
 from moothall.domain.chat import FunctionTool, Message, ReplySchema
 
@@ -150,8 +150,7 @@ def validation_prompt(system: str, shared: str, tests: str, cases: Sequence[str]
 
 def validation_schema() -> ReplySchema:
     """Return the schema of the answer which tests do not fit a task."""
-    item = closed_object(test={"type": "integer", "minimum": 1}, why={"type": "string", "maxLength": 300})
-    return ReplySchema("validation", closed_object(dropped={"type": "array", "items": item, "maxItems": _CASES}))
+    return numbered_schema("dropped", _CASES)
 
 
 def _pair(system: str, shared: str, last: str) -> tuple[Message, ...]:

@@ -148,6 +148,12 @@ def claim_schema() -> ReplySchema:
     return ReplySchema("claim", closed_object(why={"type": "string", "maxLength": 300}, done={"type": "boolean"}))
 
 
+def numbered_schema(field: str, most: int) -> ReplySchema:
+    """Return the schema of a list of at most `most` numbered tests, each with a reason, under a field."""
+    item = closed_object(test={"type": "integer", "minimum": 1}, why={"type": "string", "maxLength": 300})
+    return ReplySchema(field, closed_object(**{field: {"type": "array", "items": item, "maxItems": most}}))
+
+
 def contradiction_schema() -> ReplySchema:
     """Return the schema of the answer whether tests contradict a task. The reason comes before the verdict."""
     return ReplySchema("contradiction", closed_object(why={"type": "string", "maxLength": 300}, contradicts={"type": "boolean"}))
@@ -340,15 +346,15 @@ def read_contradiction(reply: ChatReply) -> str:
     return (reason or "no reason is given") if data["contradicts"] else ""
 
 
-def read_dropped(reply: ChatReply, count: int) -> dict[int, str]:
-    """Return the numbers of the tests that do not fit the task, with the reasons; raises `MalformedReplyError` if the reply does not say."""
+def read_numbered(reply: ChatReply, field: str, count: int) -> dict[int, str]:
+    """Return the numbers of the tests that a reply lists under a field, with the reasons; raises `MalformedReplyError` if there is no list."""
     _require_whole(reply)
-    data = find_object(reply.text, "dropped")
-    if not isinstance(data.get("dropped"), list):
-        raise MalformedReplyError('"dropped" is no list.')
+    data = find_object(reply.text, field)
+    if not isinstance(data.get(field), list):
+        raise MalformedReplyError(f'"{field}" is no list.')
     return {
         item["test"]: " ".join(str(item.get("why") or "no reason is given").split())[:300]
-        for item in data["dropped"]
+        for item in data[field]
         if isinstance(item, dict) and _is_numbered(item.get("test"), count)
     }
 

@@ -64,7 +64,8 @@ What counts:
 - Put your test into a new test file where the test runner finds it. It is evidence: it runs on the original code{also} \
 your change. Good evidence fails on the original code, passes on yours, and checks what the task asks for and no detail of your \
 own.
-- Existing tests are run as they were before your change, so do not change them to make them pass.
+- Existing tests are run as they were before your change, so do not change them to make them pass. The exception is a test that \
+expects what the task asks to change: then change it, and name it in the summary.
 - If the code already does all that the task asks for, change no code: write a new test that shows it, and begin the summary with \
 "Already done:". It is believed only if the test passes on the original code and checks the whole task.
 - Only files in the repository that .gitignore does not name are part of your answer.

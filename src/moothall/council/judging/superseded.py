@@ -1,0 +1,68 @@
+"""Existing tests that expect what the task asks to change: a right answer fails them, and is not refused for it.
+
+An author has changed such a test, its version passes on its answer, and a reader of the task's text, who sees the change of the tests
+and no change of the code, finds that every answer that does the task fails the old version. It then counts against no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from moothall.council.assembly import Assembly
+from moothall.council.judging.recheck import Judged
+from moothall.council.judging.reviews import WIDE_WINDOW, review_tokens, tests_of
+from moothall.council.prompting import prompts
+from moothall.council.prompting.reply import numbered_schema, read_numbered
+from moothall.council.prompting.text import CHARS_PER_TOKEN, clip, readable_diff
+from moothall.council.prompting.variants import MalformedReplyError
+from moothall.domain.evidence import HIDDEN_CASE, SUPERSEDED, Evidence, Verdict
+
+_MOST = 20
+"""Lost cases of an answer, from which on more than the task's words is broken."""
+_WHY = 200
+
+
+async def excuse_superseded(council: Assembly) -> list[Judged]:
+    """Return the candidates that break superseded tests, with the evidence that says so, published."""
+    setup = council.setup_of("-")
+    bench = council.bench
+    if bench is None or not setup.native or setup.llm.context_tokens < WIDE_WINDOW:
+        return []
+    refused = [item for item in council.judged if item.assessment.applies and 0 < len(item.assessment.regressions) <= _MOST]
+    for item in refused:
+        lost = [case for case in item.assessment.regressions if not case.startswith(HIDDEN_CASE)]
+        new = [case for case in await bench.passing_as_changed(item.proposal, lost) if case not in council.superseded]
+        if new and tests_of(item.proposal) and not council.ledger.used_up:
+            council.superseded |= await _read(council, item, new)
+    excused = [await _excuse(council, item) for item in refused]
+    return [item for item in excused if item is not None]
+
+
+async def _read(council: Assembly, item: Judged, cases: list[str]) -> Mapping[str, str]:
+    """Return each case with the reason why the task supersedes it, '' if it does not."""
+    setup = council.setup_of("-")
+    shown = clip(readable_diff(tests_of(item.proposal)), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5))
+    reply = await council.ask(
+        f"-/verify/{council.d.rounds + 1}.superseded.{item.proposal.candidate}",
+        prompts.superseded_prompt(setup.judge_system, setup.shared, shown, cases),
+        numbered_schema("superseded", _MOST),
+        review_tokens(setup.llm),
+        temperature=0.0,
+    )
+    try:
+        found = read_numbered(reply, "superseded", len(cases)) if reply is not None else {}
+    except MalformedReplyError:
+        found = {}
+    return {case: found.get(number, "") for number, case in enumerate(cases, 1)}
+
+
+async def _excuse(council: Assembly, item: Judged) -> Judged | None:
+    known = {evidence.check for evidence in item.assessment.evidence}
+    cases = tuple(case for case in item.assessment.regressions if council.superseded.get(case))
+    if not cases or SUPERSEDED in known:
+        return None
+    why = council.superseded[cases[0]][:_WHY]
+    evidence = Evidence(SUPERSEDED, Verdict.PASSED, passed=len(cases), shown=cases, why=why)
+    await council.facts.show(item.proposal, evidence)
+    return replace(item, assessment=replace(item.assessment, evidence=(*item.assessment.evidence, evidence)))
