@@ -18,6 +18,7 @@ from moothall.council.growing import Hint
 from moothall.council.judging.recheck import Bench, Judged
 from moothall.council.judging.runs import FreshRuns
 from moothall.council.measuring import Advance
+from moothall.council.prompting.prompts import task_parts
 from moothall.council.prompting.survey import Surveyor
 from moothall.council.recording import REMOTE, NamedModel, RecordedModel, Recording
 from moothall.council.seat_setup import SeatSetup, set_up
@@ -124,6 +125,8 @@ class Assembly:
     approaches: tuple[str, ...] = ()
     approach_source: str = "none"
     reviews: list[Review] = field(default_factory=list)
+    same: bool = False
+    """Whether the tie-breaker found that the answers on the first place behave the same."""
     superseded: dict[str, str] = field(default_factory=dict)
     """By existing test that an answer changes: why the task supersedes it; '' if it does not."""
     contradictions: dict[str, str] = field(default_factory=dict)
@@ -137,6 +140,11 @@ class Assembly:
     def about_text(self) -> bool:
         """Whether there is no repository."""
         return self.prepared is None
+
+    @property
+    def task_text(self) -> str:
+        """The task alone, for readers that compare tests with it and need nothing of the repository."""
+        return "\n\n".join(task_parts(self.d))
 
     def setup_of(self, seat: str) -> SeatSetup:
         """Return what a seat works with; of "-", what the model has that is asked for all."""

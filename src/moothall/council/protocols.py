@@ -45,7 +45,7 @@ from moothall.aio import leaves, seconds_until
 from moothall.council.assembly import Assembly, Parts, Sitting, convene
 from moothall.council.attempts import distil_notes
 from moothall.council.facts import Facts
-from moothall.council.judging.claims import judge_claims
+from moothall.council.judging.claims import is_done_already, judge_claims
 from moothall.council.judging.comparison import GROUP, compare
 from moothall.council.judging.recheck import Judged
 from moothall.council.judging.reviews import (
@@ -170,8 +170,9 @@ async def _run(council: Assembly) -> None:
         await _take_seats(council)
         await _revise_in_rounds(council, protocol)
         await _cross_tests(council)
+        _note(council, await judge_claims(council))
         await _second_wave(council, protocol, tests)
-    await judge_claims(council)
+    _note(council, await judge_claims(council))
     _note(council, await tests.run(published=True))
     if protocol.reviews_ties:
         if tied := find_tie(council):
@@ -203,6 +204,8 @@ async def _second_wave(council: Assembly, protocol: Protocol, tests: Independent
     wanted = setting == "on" or (setting == "auto" and protocol.second_wave)
     if not wanted or council.about_text or not _time_left(council) or council.ledger.used_up:
         return
+    if is_done_already(council):
+        return
     _note(council, await tests.run(published=False))
     if any(item.passes and item.candidate.level.independent for item in council.judged):
         return
@@ -226,7 +229,9 @@ async def _review_ties(council: Assembly) -> None:
             return
         # One review of each, all at temperature 0: the model judges them alike, whoever asks.
         authors = [seat if seat in judges else judges[0] for seat in (min(answer.seats) for answer in given)]
-        found = await hold_reviews(council, assign(given, authors, each=1), "verify", council.d.rounds + 1)
+        pairs = assign(given, authors, each=1)
+        # That they behave the same was tried with a shell already.
+        found = await hold_reviews(council, pairs, "verify", council.d.rounds + 1, tools=not council.same)
         if council.setup_of("-").llm.context_tokens >= WIDE_WINDOW:
             await compare(council, _level_after(given, found))
 

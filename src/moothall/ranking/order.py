@@ -306,7 +306,9 @@ def _evidence(item: _Standing) -> Iterable[str]:
     elif level is EvidenceLevel.SELF_TESTED:
         cases = [case for entry in found.evidence if entry.check == OWN_TESTS for case in entry.shown]
         yield f"Self-tested: only its author's own tests fail on the base and pass with it{_named(cases)}."
-    else:
+    elif any(run.cases for run in item.candidate.cross if run.author != item.candidate.proposal.seat):
+        yield "Unproven: it passes some tests of others that failed on the base, and fails other ones by the same authors."
+    elif not item.candidate.already_done:
         reasons = [entry.why for entry in found.evidence if entry.check in {CONTRADICTION, OWN_TESTS} and entry.why]
         why = f" Its own tests are no evidence: {plain(reasons[0], 200)}." if reasons else ""
         yield f"Unproven: no test that failed on the base passes.{why}"

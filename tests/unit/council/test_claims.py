@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from moothall.cli.exits import exit_code
+from moothall.config import EvidenceSettings
 from moothall.testing.model import NativeReply, phase_of, seat_of, step_of
 from support.council import ONE, TWO, outcome_from, verdicts
 from support.repos import SAMPLE, SOLUTION
@@ -45,9 +46,10 @@ def script(seats: Mapping[str, tuple[Any, ...]], reader: str) -> Callable[[Any, 
 
 
 async def test_a_task_that_is_done_ends_with_the_test_that_shows_it(native: Any) -> None:
-    async with native(script({ONE: (writes(SHOWS), CLAIM)}, YES), files=DONE) as house:
+    async with native(script({ONE: (writes(SHOWS), CLAIM)}, YES), files=DONE, evidence=EvidenceSettings()) as house:
         d = house.deliberation("single", 1)
         events = await house.run(d)
+        assert not [call for call in house.server.requests if "/test-writer/" in call.call_id], "there is nothing to test"
     assert verdicts(events)[ONE, "already done"] == "passed"
     outcome = outcome_from(d, events)
     assert (outcome.winner_id, outcome.final_state, exit_code(outcome)) == (ONE, "already_done", 0)

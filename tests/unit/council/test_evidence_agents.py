@@ -97,7 +97,7 @@ async def test_a_council_of_one_is_reproduced_by_the_test_writer(native: Any) ->
     assert (outcome.winner_id, outcome.evidence_level) == (ONE, EvidenceLevel.REPRODUCED)
     reasons = "\n".join(outcome.results[0].reasons)
     assert "written by test-writer: tests/test_discount.py::test_example, tests/test_discount.py::test_half" in reasons
-    assert "Test writer: 3 tests, 2 of them fail on the base; tests/test_discount.py::test_zero passes on the base" in reasons
+    assert "Test writer: 3 tests, 2 of them fail on the base; tests/test_discount.py::test_zero: passes on the base" in reasons
     assert "tokens)" in reasons
     (report,) = reports(events)
     assert {case["case"]: case["state"] for case in report["cases"]}["tests/test_discount.py::test_half"] == "counts"
@@ -148,7 +148,7 @@ async def test_a_test_that_contradicts_the_task_is_dropped_with_the_reason(nativ
         events = await house.run(d)
     outcome = decided(house, events, d)
     assert outcome.evidence_level is EvidenceLevel.UNPROVEN
-    assert any("test_odd does not fit the task: the task says 180" in reason for reason in outcome.results[0].reasons)
+    assert any("test_odd: does not fit the task: the task says 180" in reason for reason in outcome.results[0].reasons)
 
 
 async def test_a_test_that_nobody_could_read_against_the_task_does_not_count(native: Any) -> None:
@@ -267,7 +267,7 @@ async def test_a_test_of_the_tie_breaker_that_passes_on_the_base_chooses_and_rep
         (
             (write(APART, "tests/test_apart.py"), ("submit", {"summary": "x", "same": False})),
             json.dumps({"dropped": [{"test": 1, "why": "the task does not say"}]}),
-            "no test counts: tests/test_apart.py::test_apart does not fit the task: the task does not say",
+            "no test counts: tests/test_apart.py::test_apart: does not fit the task: the task does not say",
         ),
     ],
     ids=["same", "not asked for"],

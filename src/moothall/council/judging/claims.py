@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 
 from moothall.council.assembly import Assembly
-from moothall.council.judging.recheck import Judged
+from moothall.council.judging.recheck import Bench, Judged
 from moothall.council.judging.reviews import review_tokens, tests_of
 from moothall.council.prompting import prompts
 from moothall.council.prompting.reply import claim_schema, read_claim
@@ -30,34 +31,51 @@ def claims_done(proposal: Proposal) -> bool:
     return bool(changed) and set(changed) <= {*proposal.own_tests} and _CLAIM.match(proposal.content) is not None
 
 
-async def judge_claims(council: Assembly) -> None:
-    """Publish which claims hold. One whose tests do not pass on the base, or that nobody could read, does not."""
-    claims = {item.proposal.diff: item for item in council.judged if item.passes and claims_done(item.proposal)}
+def is_done_already(council: Assembly) -> bool:
+    """Whether all answers that pass the gates are claims that hold: there is nothing that tests could choose between."""
+    passing = [item for item in council.judged if item.passes]
+    return bool(passing) and all(item.candidate.already_done for item in passing)
+
+
+async def judge_claims(council: Assembly) -> list[Judged]:
+    """Return the claims with what was found of them, published. One whose tests do not pass on the base, or that nobody could read,
+    does not hold.
+    """
+    bench = council.bench
+    if bench is None:
+        return []
+    new = [
+        item
+        for item in council.judged
+        if item.passes and claims_done(item.proposal) and not any(one.check == ALREADY_DONE for one in item.assessment.evidence)
+    ]
+    claims = {item.proposal.diff: item for item in new}
     async with asyncio.TaskGroup() as group:
-        for number, item in enumerate(claims.values(), 1):
-            group.create_task(_judge(council, item, number))
+        tasks = {diff: group.create_task(_judge(council, bench, item)) for diff, item in claims.items()}
+    found = {diff: task.result() for diff, task in tasks.items()}
+    for item in new:
+        await council.facts.show(item.proposal, found[item.proposal.diff])
+    return [
+        replace(item, assessment=replace(item.assessment, evidence=(*item.assessment.evidence, found[item.proposal.diff])))
+        for item in new
+    ]
 
 
-async def _judge(council: Assembly, item: Judged, number: int) -> None:
-    if council.bench is None:
-        return
-    cases, why = await council.bench.cases_on_base(item.proposal)
-    why = why or await _read(council, item.proposal, number)
+async def _judge(council: Assembly, bench: Bench, item: Judged) -> Evidence:
+    cases, why = await bench.cases_on_base(item.proposal)
+    why = why or await _read(council, item.proposal)
     verdict = Verdict.FAILED if why else Verdict.PASSED
-    found = Evidence(ALREADY_DONE, verdict, passed=len(cases), shown=cases[:20], why=why)
-    for other in council.judged:
-        if other.proposal.diff == item.proposal.diff and claims_done(other.proposal):
-            await council.facts.show(other.proposal, found)
+    return Evidence(ALREADY_DONE, verdict, passed=len(cases), shown=cases[:20], why=why)
 
 
-async def _read(council: Assembly, author: Proposal, number: int) -> str:
+async def _read(council: Assembly, author: Proposal) -> str:
     """Return why tests do not show that the task is done, as the model says; '' if they do."""
     setup = council.setup_of("-")
     if not setup.native or setup.llm.context_tokens < _WIDE or council.ledger.used_up:
         return _UNREAD
     shown = clip(readable_diff(tests_of(author)), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5))
-    messages = prompts.claim_prompt(setup.judge_system, setup.shared, shown)
-    step = f"-/verify/{council.d.rounds + 1}.claim{number}"
+    messages = prompts.claim_prompt(setup.judge_system, council.task_text, shown)
+    step = f"-/verify/{council.d.rounds + 1}.claim.{author.candidate}"
     reply = await council.ask(step, messages, claim_schema(), review_tokens(setup.llm), temperature=0.0)
     try:
         return read_claim(reply) if reply is not None else _UNREAD

@@ -79,7 +79,7 @@ def assign(given: Sequence[Answer], reviewers: Sequence[str], each: int = REVIEW
 
 def review_of(read: ReadReview, reviewer: str, proposal: Proposal, wanted: Sequence[str]) -> Review:
     """Return the review of one proposal. A criterion whose quote the answer does not hold is not met."""
-    text = " ".join((proposal.diff or proposal.content).split())
+    text = proposal.diff or proposal.content
     quotes = {number: quote.strip() for number, quote in read.met if number not in read.unmet and _holds(text, quote)}
     met = tuple(f'{wanted[number - 1]} — "{quote}"' for number, quote in sorted(quotes.items()))
     unmet = tuple(criterion for number, criterion in enumerate(wanted, 1) if number not in quotes)
@@ -87,8 +87,13 @@ def review_of(read: ReadReview, reviewer: str, proposal: Proposal, wanted: Seque
 
 
 def _holds(text: str, quote: str) -> bool:
-    wanted = " ".join(quote.split()).strip("+- ")
-    return bool(wanted) and wanted in text
+    """Whether a text contains a quote, spaces and the marks of a diff aside."""
+    wanted = _without_marks(quote)
+    return bool(wanted) and (wanted in _without_marks(text) or " ".join(quote.split()).strip("+- ") in " ".join(text.split()))
+
+
+def _without_marks(text: str) -> str:
+    return " ".join(" ".join(line.lstrip("+- ").split()) for line in text.splitlines()).strip()
 
 
 def review_text(review: Review) -> str:
@@ -110,14 +115,19 @@ _TOKENS, _THINKING_TOKENS = 400, 4096
 """Tokens of a review from a small model, and from one with a wide window."""
 
 
-async def hold_reviews(council: Assembly, pairs: Sequence[tuple[str, Answer]], phase: str, round_: int) -> list[Review]:
-    """Ask for these reviews side by side, each once again if there is none. What is missing then is published, with the reason."""
+async def hold_reviews(
+    council: Assembly, pairs: Sequence[tuple[str, Answer]], phase: str, round_: int, *, tools: bool = True
+) -> list[Review]:
+    """Ask for these reviews side by side, each once again if there is none. What is missing then is published, with the reason.
+
+    tools: whether reviewers that can use a workspace get one.
+    """
     found: list[Review] = []
     numbers: Counter[str] = Counter()
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(order: _Wanted) -> None:
-        found.extend(await _one_review(council, order, places))
+        found.extend(await _one_review(council, order, places if tools else None))
 
     async with asyncio.TaskGroup() as group:
         for reviewer, answer in pairs:
@@ -142,7 +152,7 @@ class _Wanted:
         return f"{self.reviewer}/{self.phase}/{self.round}.{self.number}"
 
 
-async def _one_review(council: Assembly, order: _Wanted, places: asyncio.Semaphore) -> list[Review]:
+async def _one_review(council: Assembly, order: _Wanted, places: asyncio.Semaphore | None) -> list[Review]:
     """Return the reviews of an answer's proposals, published; [] if the reviewer gave none."""
     wanted = prompts.criteria(council.d.constraints)
     why = "the budget is used up"
@@ -152,7 +162,7 @@ async def _one_review(council: Assembly, order: _Wanted, places: asyncio.Semapho
             break
         try:
             # Asked again it sees the change alone: what kept it from an end with tools may do so once more.
-            if attempt == 1 and reviews_with_tools(council, order.reviewer):
+            if attempt == 1 and places is not None and reviews_with_tools(council, order.reviewer):
                 async with places:
                     read = await review_with_tools(council, _with_tools(council, order, wanted))
             else:
@@ -261,7 +271,7 @@ async def find_contradictions(council: Assembly) -> frozenset[str]:
     async def read(author: Proposal) -> None:
         step = f"-/verify/{council.d.rounds + 1}.tests.{author.candidate}"
         shown = clip(readable_diff(tests_of(author)), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5))
-        messages = prompts.contradiction_prompt(setup.judge_system, setup.shared, shown)
+        messages = prompts.contradiction_prompt(setup.judge_system, council.task_text, shown)
         reply = await council.ask(step, messages, contradiction_schema(), review_tokens(setup.llm), temperature=0.0)
         try:
             why = read_contradiction(reply) if reply is not None else ""

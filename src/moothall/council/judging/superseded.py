@@ -45,7 +45,7 @@ async def _read(council: Assembly, item: Judged, cases: list[str]) -> Mapping[st
     shown = clip(readable_diff(tests_of(item.proposal)), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5))
     reply = await council.ask(
         f"-/verify/{council.d.rounds + 1}.superseded.{item.proposal.candidate}",
-        prompts.superseded_prompt(setup.judge_system, setup.shared, shown, cases),
+        prompts.superseded_prompt(setup.judge_system, council.task_text, shown, cases),
         numbered_schema("superseded", _MOST),
         review_tokens(setup.llm),
         temperature=0.0,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from moothall.council.assembly import Assembly
 from moothall.council.judging.agents import SHARE, TURNS, AgentTask, report, run_agent, share_of_time, tools_of
+from moothall.council.judging.claims import is_done_already
 from moothall.council.judging.recheck import Judged
 from moothall.council.judging.reviews import review_tokens
 from moothall.council.judging.trial import FAILS_EVERYWHERE, OTHER_REASON, PASSES_ON_BASE, Trial, Verdicts, tests_in, vote
@@ -45,7 +46,7 @@ def may_write_tests(council: Assembly) -> bool:
     if not any(name == "tests" or name.startswith("tests-") for name in checks):
         return False
     passing = [item for item in council.judged if item.passes]
-    return bool(passing) and not any(item.candidate.proven for item in passing)
+    return bool(passing) and not any(item.candidate.proven for item in passing) and not is_done_already(council)
 
 
 @dataclass(slots=True)
@@ -176,7 +177,7 @@ def reader_of(
     async def read(cases: Sequence[str]) -> Mapping[str, str]:
         setup = council.setup_of(agent)
         shown = clip(readable_diff(author.diff), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5))
-        messages = evidence_prompt.validation_prompt(setup.judge_system, setup.shared, shown, cases, asked=asked)
+        messages = evidence_prompt.validation_prompt(setup.judge_system, council.task_text, shown, cases, asked=asked)
         for attempt in range(1, _TRIES + 1):
             reply = await council.ask(
                 f"{agent}/verify/{number}.{attempt}",

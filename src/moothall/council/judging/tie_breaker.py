@@ -34,6 +34,7 @@ log = get_logger(__name__)
 
 _MOST = 6  # answers that are compared
 _FOLDER, _PLACE = ".moothall-answers", "/tmp/answers"  # noqa: S108 - inside the sandbox
+_PYTHON = " Python imports the code of the workspace there, unless PYTHONPATH names the copy: PYTHONPATH={place}/<letter>/src:{place}/<letter>."
 _PLACES = (
     f"a copy of it with each change made is in {_PLACE}/<letter>. The change itself is {_PLACE}/<letter>.patch, for git apply in a copy "
     "of your own where that copy is missing"
@@ -74,6 +75,7 @@ async def break_tie(council: Assembly, tied: Sequence[Judged]) -> tuple[Judged, 
     diffs = tuple(sorted({item.proposal.diff for item in tied}))
     found = await _compare(council, diffs)
     if found.author is None:
+        council.same = bool(found.same)
         said = f"{len(diffs)} answers behave the same: {found.same}" if found.same else f"no test: {found.why}"
         await report(council, TIE_BREAKER, f"tie-breaker: {plain(said, _WHY_CHARS)}")
         return judged
@@ -130,7 +132,7 @@ async def _compare(council: Assembly, diffs: Sequence[str]) -> _Finding:
 
     task = AgentTask(
         seat=TIE_BREAKER,
-        head=evidence_prompt.breaker_prompt(setup.shared, shown, _PLACES, turns),
+        head=evidence_prompt.breaker_prompt(setup.shared, shown, _places(council), turns),
         tools=tools.with_submit(evidence_prompt.SUBMIT_DIFFERENCE),
         examine=examine,
         turns=range(1, turns + 1),
@@ -145,6 +147,11 @@ async def _compare(council: Assembly, diffs: Sequence[str]) -> _Finding:
     except MoothallError as error:
         found.why = error.message
     return found
+
+
+def _places(council: Assembly) -> str:
+    python = council.prepared is not None and any(path.endswith(".py") for path in council.prepared.files)
+    return f"{_PLACES}.{_PYTHON.format(place=_PLACE)}" if python else _PLACES
 
 
 async def _lay_out(council: Assembly, workspace: Workspace, letters: str, diffs: Sequence[str]) -> None:

@@ -82,7 +82,7 @@ class Verdicts:
         for case, state in self.states.items():
             if state not in {COUNTS, FAILS_EVERYWHERE}:
                 by_state.setdefault(state, []).append(case)
-        return "; ".join(f"{name_cases(cases)} {plain(state, 200)}" for state, cases in by_state.items())
+        return "; ".join(f"{name_cases(cases)}: {plain(state, 200)}" for state, cases in by_state.items())
 
 
 @dataclass(slots=True)

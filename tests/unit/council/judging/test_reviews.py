@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +35,13 @@ def test_nobody_reviews_its_own_answer_and_nobody_more_than_its_share(diffs: lis
     asked = Counter(answer.text for _, answer in pairs)
     if len(set(diffs)) == len(diffs):
         assert all(asked[diff] == min(each, len(diffs) - 1) for diff in diffs)
+
+
+@pytest.mark.parametrize("quote", ["def f():\n    return 1", "+def f():\n+    return 1", "def f(): return 1", "return 1"])
+def test_a_quote_of_several_lines_is_found_in_a_diff(quote: str) -> None:
+    read = ReadReview(8, ((1, quote),), (), "good")
+    review = review_of(read, "s2", proposal("s1", "@@ -1 +1,2 @@\n+def f():\n+    return 1\n"), ("returns",))
+    assert (len(review.met), review.unmet) == (1, ())
 
 
 def test_a_claim_without_a_true_quote_is_not_met() -> None:
