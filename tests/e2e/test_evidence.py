@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from moothall.council.judging import trial
 from moothall.council.judging.recheck import facts_text
-from moothall.council.judging.trial import Trial, tests_in
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.repository import Patch
 from moothall.ranking import changed_files
@@ -192,7 +192,7 @@ async def test_a_test_of_one_seat_decides_where_no_other_does(tmp_path: Path, na
     assert any("Undecided" in reason for reason in without[0].reasons)
 
 
-@pytest.mark.parametrize("name", [name for name, pool in POOLS.items() if pool.test])
+@pytest.mark.parametrize("name", ["pytest, new file", "go, existing file", "cargo, module of tests", "node:test, existing file"])
 async def test_a_hidden_test_proves_the_right_answer(tmp_path: Path, name: str) -> None:
     """It runs on every answer and on the base, and is in no workspace of a seat."""
     pool = POOLS[name]
@@ -205,7 +205,7 @@ async def test_a_hidden_test_proves_the_right_answer(tmp_path: Path, name: str) 
     assert all(item.level is EvidenceLevel.UNPROVEN for item in others)
 
 
-@pytest.mark.parametrize("name", [name for name, pool in POOLS.items() if pool.test])
+@pytest.mark.parametrize("name", ["pytest, new file", "cargo, existing file"])
 async def test_a_claim_that_the_task_is_done_needs_a_test_that_passes_on_the_base(tmp_path: Path, name: str) -> None:
     pool = POOLS[name]
     if shutil.which(pool.program) is None:
@@ -244,7 +244,9 @@ async def test_a_test_of_the_author_in_the_file_of_a_hidden_one_neither_replaces
     assert (right.seat, right.level, wrong.level) == ("agent-dev-001", EvidenceLevel.PROVEN, EvidenceLevel.UNPROVEN)
 
 
-@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize(
+    "name", ["unittest, existing file", "go, existing file", "cargo, inside the source", "node:test, existing file"]
+)
 async def test_tests_of_an_agent_without_an_answer_choose_in_every_language(tmp_path: Path, name: str) -> None:
     """The new case fails on the base and on the wrong answers. The same files without new cases, and other files, are no tests."""
     pool = POOLS[name]
@@ -260,8 +262,8 @@ async def test_tests_of_an_agent_without_an_answer_choose_in_every_language(tmp_
         wrong = [place.proposal(files, number) for number, files in enumerate(pool.wrong, 2)]
         made = place.proposal({**pool.right, **written, "go.work": "go 1.19\n", "README.md": "new\n"}, 9)
         patch = Patch("", "", made.diff, changed_files(made.diff), made.own_tests)
-        author = await tests_in(tests.runs, patch, "test-writer", "dev")
-        verdicts = await Trial(tests, author, [item.diff for item in (right, *wrong)]).run(fits)
+        author = await trial.tests_in(tests.runs, patch, "test-writer", "dev")
+        verdicts = await trial.Trial(tests, author, [item.diff for item in (right, *wrong)]).run(fits)
     assert set(changed_files(author.diff)) == set(written), "nothing but tests is taken over"
     assert len(verdicts.counted) == 1, verdicts.states
     assert verdicts.red == {*verdicts.counted}

@@ -88,12 +88,15 @@ class TempWorkspaces:
         append: Mapping[str, str] = NOTHING,
     ) -> AsyncIterator[TempWorkspace]:
         """Copy the base, apply `patch`, take its new tests out and restore protected files of the base if `judged`, add the tests
-        of `extra`, and the texts `files`.
+        of `extra`, the texts `files`, and texts at the end of files.
         """
         self.opened.append(name)
         folder = self.root / f"{len(self.opened)}-{name}"
         await asyncio.to_thread(self._make, folder, prepared, patch, extra, judged)
         Repo(folder).write(files)
+        for path, text in append.items():
+            with (folder / path).open("a", encoding="utf-8") as file:
+                file.write(text)
         self.alive.add(name)
         try:
             yield TempWorkspace(name, Repo(folder), prepared, self)

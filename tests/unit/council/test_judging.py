@@ -200,15 +200,16 @@ async def test_a_line_that_a_person_should_look_at_is_shown_and_decides_nothing(
     assert applies["assessment"]["proven"]
 
 
-async def test_what_is_red_in_new_tests_of_its_author_speaks_against_it(council: Any) -> None:
+async def test_what_fails_in_new_tests_of_its_author_is_told_and_refuses_nothing(council: Any) -> None:
     red = act(
         ("files.append", {"path": "src/utils.py", "content": SOLUTION}),
         ("files.write", {"path": "tests/test_more.py", "content": "def test_more():\n    assert False\n"}),
     )
     async with council(by_seat(one=red)) as house:
         events = await house.run(house.deliberation("single", 1, max_turns=1))
-    tests = next(data["evidence"] for data in of(events, EventType.CHECK_FINISHED) if data["evidence"]["check"] == "tests")
-    assert (tests["verdict"], tests["proven"]) == ("failed", True)
+    found = {data["evidence"]["check"]: data["evidence"] for data in of(events, EventType.CHECK_FINISHED)}
+    assert (found["tests"]["verdict"], found["tests"]["proven"]) == ("passed", True)
+    assert (found["own tests"]["failed"], found["own tests"]["red"]) == (1, ["tests/test_more.py::test_more"])
     assert any("tests/test_more.py" in case for case in tests["red"]), tests
 
 

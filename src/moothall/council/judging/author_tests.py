@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from moothall.council.facts import Facts
 from moothall.council.judging.runs import FreshRuns
-from moothall.council.judging.test_files import is_run_alone
+from moothall.council.judging.test_files import is_crate_module, is_run_alone
 from moothall.council.prompting.text import clip
 from moothall.domain.evidence import OWN_TESTS, RED, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
@@ -31,11 +31,6 @@ RUNS = 3
 LONG_MS = 60_000
 """A run that takes longer is not repeated."""
 _INLINE = re.compile(r"#\[(?:\w+::)*(?:test|test_case|rstest)\b|\bquickcheck!")
-
-
-def _in_crate(path: str) -> bool:
-    """Whether a test file is a module of a Rust crate, such as `src/tests.rs`, and no test target of its own."""
-    return path.endswith(".rs") and "src" in path.split("/")[:-1]
 
 
 def adds_inline_tests(part: FileDiff) -> bool:
@@ -55,7 +50,7 @@ async def runnable_paths(runs: FreshRuns, tests: Sequence[str], diff: str) -> di
     The whole check is run for tests inside Rust source files that `diff` changes, which no runner is given by name.
     """
     profile = runs.prepared.base.profile
-    inside = [path for path in tests if _in_crate(path)]
+    inside = [path for path in tests if is_crate_module(path)]
     inside += [
         part.path
         for part in file_diffs(diff)
@@ -65,7 +60,7 @@ async def runnable_paths(runs: FreshRuns, tests: Sequence[str], diff: str) -> di
     for check in profile.checks:
         folder = profile.folders.get(check, "")
         start = f"{folder}/" if folder else ""
-        some = tuple(path for path in tests if is_run_alone(path) and path.startswith(start) and path not in inside)
+        some = tuple(path for path in tests if is_run_alone(path) and path.startswith(start))
         inline = any(path.startswith(start) for path in inside)
         if (some or inline) and (check == "tests" or check.startswith("tests-")):
             found[check] = () if inline else some

@@ -132,10 +132,13 @@ class Bench:
             flaky |= {*await self._unsteady(gone)}
             found = self._compare(proposal, runs, flaky, applies=applies)
         doubtful = _doubtful(found, runs, self._prepared)
-        if differing := await self._find_flaky(proposal.diff, runs, doubtful):
+        differing, alone = await self._find_flaky(proposal.diff, runs, doubtful)
+        if differing:
             flaky |= differing
             found = self._compare(proposal, runs, flaky, applies=applies)
-        canaries = await self._run_canaries(proposal.diff, runs, {} if differing else doubtful, found) if applies else _Canaries()
+        # A case that fails alone each time needs those before it; alone it says nothing.
+        again = {check: tuple(case for case in cases if case not in alone) for check, cases in doubtful.items()}
+        canaries = await self._run_canaries(proposal.diff, runs, {} if differing else again, found) if applies else _Canaries()
         if canaries.differing or canaries.silent:
             flaky |= canaries.differing
             runs = {
@@ -203,8 +206,10 @@ class Bench:
         again = (await self._runs.run(silent, "check", digest(diff)[:12], "again", diff=diff)).runs if silent else {}
         return {**runs, **again}
 
-    async def _find_flaky(self, diff: str, first: Mapping[str, CheckRun], doubtful: Mapping[str, tuple[str, ...]]) -> set[str]:
-        """Return what is no evidence: the cases that differ when they are run once more on the same tree.
+    async def _find_flaky(
+        self, diff: str, first: Mapping[str, CheckRun], doubtful: Mapping[str, tuple[str, ...]]
+    ) -> tuple[set[str], set[str]]:
+        """Return what is no evidence, the cases that differ when they are run once more on the same tree; and those that differ alone.
 
         They are run alone. What differs then, but each time in the same way, depends on what runs before it, and is steady.
         """
@@ -218,8 +223,8 @@ class Bench:
         alone = await run_again(doubtful, "2") if doubtful else set[str]()
         some = {check: cases for check, cases in doubtful.items() if alone.intersection(cases)}
         if not some:
-            return alone
-        return alone ^ await run_again(some, "3") | await run_again(dict.fromkeys(some, ()), "4")
+            return alone, alone
+        return alone ^ await run_again(some, "3") | await run_again(dict.fromkeys(some, ()), "4"), alone
 
     async def _run_canaries(
         self, diff: str, first: Mapping[str, CheckRun], doubtful: Mapping[str, tuple[str, ...]], found: Assessment

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from moothall.council.judging.author_tests import LONG_MS, RUNS, AuthorTests, brings_inline_tests
 from moothall.council.judging.recheck import Judged
 from moothall.council.judging.runs import FreshRuns
-from moothall.council.judging.test_files import is_run_alone
+from moothall.council.judging.test_files import is_crate_module, is_run_alone
 from moothall.domain.evidence import CheckRun, Evidence, JudgedCase, Verdict
 from moothall.domain.proposal import CrossRun, Proposal
 from moothall.domain.repository import Patch
@@ -45,7 +45,7 @@ async def tests_in(runs: FreshRuns, patch: Patch, seat: str, role: str) -> Propo
 
     def wanted(part: FileDiff) -> bool:
         if part.path in tests:
-            return part.path not in there or is_run_alone(part.path)
+            return part.path not in there or is_run_alone(part.path) or is_crate_module(part.path)
         return part.path in texts and brings_inline_tests(part, texts[part.path])
 
     diff = keep_files(patch.diff, wanted)
