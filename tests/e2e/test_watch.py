@@ -85,7 +85,7 @@ async def test_an_issue_becomes_a_pull_request_and_a_review_a_second_commit(plac
     assert (ada.comments(number), ada.comments(unasked)) == ([], [])
     assert "hello_world" in place.repo.git("show", f"{branch}:src/utils.py")
     first = pull["head"]["sha"]
-    assert place.repo.git("log", "--format=%s", "-1", first).startswith(f"Solve issue {number} of {REPOSITORY}.")
+    assert place.repo.git("log", "--format=%s", "-1", first).startswith(f"Solve issue {number} of {REPOSITORY}")
 
     again = await watch("watch", "--once")
     assert (again.code, len(ada.pulls())) == (0, 1), again.err

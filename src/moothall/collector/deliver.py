@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from dataclasses import replace
 
 from moothall import telemetry
@@ -16,6 +17,7 @@ from moothall.ports import Repositories
 log = telemetry.get_logger(__name__)
 
 _MESSAGE = 4_000
+_TITLE = 72  # characters of the first line of a commit message
 _TRAILER = re.compile(r"\s*(?:[\w-]+-by|deliberation|winner|skip-checks)\s*:", re.IGNORECASE)
 _SKIP = re.compile(
     r"\[(?:skip|no|ci)[ -](?:ci|skip|actions|checks)\]|\[(?:actions|azurepipelines)[ -]skip\]|\*\*\*NO_CI\*\*\*", re.IGNORECASE
@@ -58,10 +60,22 @@ async def _exact(repositories: Repositories, base: Base, winner: Result) -> str:
 
 def _message(deliberation: Deliberation, outcome: Outcome) -> str:
     """The same for the same decision, so that delivering again makes the same commit."""
-    title = " ".join(deliberation.description.strip().partition("\n\n")[0].split())[:72]
+    title = title_of(deliberation.description)
     # On a forge, words in a commit message have effects: they close issues and notify people.
     own = "" if deliberation.origin == FORGE else own_message(outcome.results[0].message)
     return f"{own or title}\n\nDeliberation: {deliberation.task_id}\nWinner: {outcome.winner_id} ({outcome.level.words})\n"
+
+
+def title_of(description: str) -> str:
+    """Return the first line of a commit message for a task: its first sentence if that is short enough, else whole words."""
+    text = " ".join(description.strip().partition("\n\n")[0].split())
+    sentence = text.partition(". ")[0]
+    if len(text) <= _TITLE:
+        return text
+    if len(sentence) <= _TITLE:
+        return sentence
+    words = textwrap.shorten(text, _TITLE, placeholder="…")
+    return words if words != "…" else f"{text[: _TITLE - 1]}…"
 
 
 def own_message(message: str) -> str:

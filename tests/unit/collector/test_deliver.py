@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from moothall.collector.deliver import deliver, own_message
+from moothall.collector.deliver import deliver, own_message, title_of
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from support.story import SEATS, Remembering, deliberation
@@ -62,3 +62,21 @@ async def test_a_seats_own_message_is_the_commits(message: str, origin: str, wan
 )
 def test_what_acts_in_a_message_is_left_out(message: str, wanted: str) -> None:
     assert own_message(message) == wanted
+
+
+@pytest.mark.parametrize(
+    ("description", "title"),
+    [
+        ("Add hello()", "Add hello()"),
+        ("Add hello()\n\nIt greets.", "Add hello()"),
+        (f"A number counts as a limit. {'When such an input is merged, ' * 4}", "A number counts as a limit"),
+        (
+            "retry counts as a shorthand for an object with a limit when options are merged with others",
+            "retry counts as a shorthand for an object with a limit when options are…",
+        ),
+        ("x" * 100, "x" * 71 + "…"),
+    ],
+)
+def test_a_title_ends_with_a_sentence_or_a_word(description: str, title: str) -> None:
+    assert title_of(description) == title
+    assert len(title) <= 72  # what git shows in one line
