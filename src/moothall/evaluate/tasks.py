@@ -15,6 +15,7 @@ from moothall.domain.ids import check_id
 from moothall.errors import InvalidRequest
 
 FOLDER = "tasks"
+_DELETE = "Delete it to go on without that task"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,10 @@ def write_task(folder: Path, task: Task) -> Path:
 
 
 def read_tasks(folder: Path) -> list[Task]:
-    """Return the tasks below the folder of an evaluation, the oldest file first. Raises `InvalidRequest` for a file that is not a task."""
+    """Return the tasks below the folder of an evaluation, the oldest file first.
+
+    Raises `InvalidRequest` for a file that is not a task.
+    """
     paths = sorted((folder / FOLDER).glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
     return [read_task(path) for path in paths]
 
@@ -60,31 +64,28 @@ def read_task(path: Path) -> Task:
         task = codec.load(Task, json.loads(path.read_text(encoding="utf-8")))
         check_id(task.id, "the task")
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the task file {path} is not JSON: {error}. Delete it; it is written again") from error
+        raise InvalidRequest(f"the task file {path} is not JSON: {error}. {_DELETE}") from error
     except InvalidRequest as error:
-        raise InvalidRequest(f"the task file {path}: {error.message}. Delete it; it is written again") from error
+        raise InvalidRequest(f"the task file {path}: {error.message}. {_DELETE}") from error
     return task
 
 
 class Lines:
     """A file with one JSON object a line, which a process may be killed while writing.
 
-    A last line that was not written whole is dropped.
+    An incomplete last line is ignored, and removed by the next `add`. Reading changes nothing: another
+    process may be writing.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.rows: list[Mapping[str, Any]] = []
-        if path.exists():
-            self._read()
+        raw = path.read_bytes() if path.exists() else b""
+        self._size = raw.rfind(b"\n") + 1
+        self._read(raw[: self._size])
 
-    def _read(self) -> None:
-        raw = self._path.read_bytes()
-        whole = raw[: raw.rfind(b"\n") + 1]
-        if whole != raw:
-            os.truncate(self._path, len(whole))
-        for number, line in enumerate(whole.splitlines(), 1):
+    def _read(self, raw: bytes) -> None:
+        for number, line in enumerate(raw.splitlines(), 1):
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
@@ -94,11 +95,14 @@ class Lines:
             self.rows.append(row)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Append a row. It is on the disk when this returns."""
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        """Append a row. It is on the disk when this returns. Only one process may add rows at a time."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            file.truncate(self._size)
+            file.write(json.dumps(row).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+            self._size = file.tell()
         self.rows.append(row)
 
     def of(self, **fields: object) -> Iterator[Mapping[str, Any]]:

@@ -28,13 +28,15 @@ def test_a_file_that_is_no_task_is_named(tmp_path: Path, text: str) -> None:
         read_tasks(tmp_path)
 
 
-def test_a_line_that_was_not_written_whole_is_dropped(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_dropped_by_the_writer_and_left_alone_by_a_reader(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     lines = Lines(path)
     lines.add({"task": "a"})
     with path.open("a", encoding="utf-8") as file:
         file.write('{"task": "b')
+    before = path.read_bytes()
     lines = Lines(path)
+    assert ([row["task"] for row in lines.rows], path.read_bytes()) == (["a"], before)
     lines.add({"task": "c"})
     assert [row["task"] for row in Lines(path).rows] == ["a", "c"]
 
