@@ -232,7 +232,7 @@ async def _work(
     from moothall.evaluate.miner import COMMITS, Miner
     from moothall.evaluate.paraphrase import open_rewriter
     from moothall.evaluate.running import Runner, open_judge, own_settings
-    from moothall.evaluate.tasks import Lines, read_tasks, write_task
+    from moothall.evaluate.tasks import Lines, write_task
     from moothall.repositories.gitcmd import GitRunner
     from moothall.wiring.repository import register
 
@@ -244,8 +244,10 @@ async def _work(
     if not wanted.mines:
         await _check(configurations, tell)
     git = GitRunner(own.data_dir / "repos", own.workspace.setup_seconds)
+    tasks: list[Task] = []
     if wanted.from_harbor is not None:
-        for task in await Harbor(wanted.from_harbor, git).read((place / "harbor").resolve()):
+        tasks = await Harbor(wanted.from_harbor, git).read((place / "harbor").resolve())
+        for task in tasks:
             await asyncio.to_thread(write_task, place, task)
     async with open_judge(own) as (repositories, judge):
         if wanted.from_harbor is None:
@@ -255,8 +257,7 @@ async def _work(
             async with AsyncExitStack() as stack:
                 rewrite = await stack.enter_async_context(open_rewriter(settings, tell)) if wanted.paraphrase else None
                 miner = Miner(repositories, judge, place, Lines(place / COMMITS), tell, rewrite)
-                await miner.mine(ref, wanted.tasks, wanted.commits)
-        tasks = read_tasks(place)[: wanted.tasks]
+                tasks = await miner.mine(ref, wanted.tasks, wanted.commits)
         runner = Runner(place, repositories, judge, results, tell)
         for task in tasks if wanted.to_harbor else ():
             tell(f"written: {await runner.export(task, Harbor(wanted.to_harbor or place, git))}")

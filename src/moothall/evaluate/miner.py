@@ -17,7 +17,7 @@ from moothall.evaluate import mining
 from moothall.evaluate.history import walk
 from moothall.evaluate.judging import Judge, explain
 from moothall.evaluate.mining import Commit
-from moothall.evaluate.tasks import Lines, Task, count_cases, write_task
+from moothall.evaluate.tasks import Lines, Task, count_cases, read_tasks, write_task
 from moothall.ranking import diagnose
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.patch_rules import is_test
@@ -45,26 +45,30 @@ class Miner:
     tell: Tell
     rewrite: Rewrite | None = None
 
-    async def mine(self, ref: RepositoryRef, tasks: int, commits: int) -> int:
-        """Look at up to `commits` commits until there are `tasks` tasks of this repository; return how many there are."""
+    async def mine(self, ref: RepositoryRef, tasks: int, commits: int) -> list[Task]:
+        """Look at up to `commits` commits until the folder has `tasks` tasks of this repository.
+
+        Return those, the oldest first.
+        """
         entry = self.repositories.registry.get(ref.id, LOCAL.tenant)
         base = await self.repositories.resolve(ref)
         clone, said = self.repositories.clone(base.repository), _commands(entry)
-        known = {str(row["commit"]): row for row in self.looked.of(repository=entry.origin)}
-        found = sum(1 for row in known.values() if row.get("task"))
+        known = {str(row["commit"]) for row in self.looked.of(repository=entry.origin)}
+        stored = await asyncio.to_thread(read_tasks, self.folder)
+        found = [task for task in stored if task.repository == entry.origin and task.commit in known]
         async for commit in walk(clone, base.sha, commits):
-            if found >= tasks:
+            if len(found) >= tasks:
                 break
             if commit.sha in known:
                 continue
             row, task = await self._look(commit, clone, ref, entry.origin, said)
             if task is not None:
                 await asyncio.to_thread(write_task, self.folder, task)
-                found += 1
+                found.append(task)
             self.looked.add({"repository": entry.origin, "commit": commit.sha, "subject": commit.subject[:200], **row})
-            words = row["why"] or f"task {found}: {count_cases(task.cases) if task else 0} hidden tests"
+            words = row["why"] or f"task {len(found)}: {count_cases(task.cases) if task else 0} hidden tests"
             self.tell(f"{commit.sha[:10]} {commit.subject[:_SUBJECT]}: {words}")
-        return found
+        return found[:tasks]
 
     async def _look(
         self, commit: Commit, clone: TrustedClone, ref: RepositoryRef, origin: str, said: Commands

@@ -1,0 +1,43 @@
+"""Which tasks an evaluation uses when its folder has some already."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from moothall.config import WorkspaceSettings
+from moothall.domain.task import RepositoryRef
+from moothall.evaluate.judging import Judge
+from moothall.evaluate.miner import COMMITS, Miner
+from moothall.evaluate.tasks import Lines, Task, write_task
+from moothall.repositories.trusted import TrustedRepositories
+from support.repos import make_repo
+
+
+async def _prepare(*_: Any) -> Any:
+    raise NotImplementedError
+
+
+async def test_tasks_of_other_repositories_and_deleted_tasks_do_not_count(tmp_path: Path) -> None:
+    """One folder has tasks of two repositories. A person deleted a task, which is not mined again; the next commit is tried."""
+    repo = make_repo(tmp_path / "repo", {"shop.py": "a = 1\n"})
+    older = repo.commit({"README.md": "# Shop\n"}, "Say in the README what the shop is")
+    newer = repo.commit({"README.md": "# The shop\n"}, "Say in the README that it is the shop")
+    repositories = TrustedRepositories(tmp_path / "data", WorkspaceSettings(), _prepare)
+    entry = await repositories.register(str(repo.path))
+    folder = tmp_path / "evaluation"
+    looked = Lines(folder / COMMITS)
+    own = Task("shop-1", entry.origin, repo.head, newer, "Fix it", {"tests": ("t::x",)}, "diff")
+    other = replace(own, id="other-1", repository="/other", commit="c" * 40)
+    for task in (other, own):
+        write_task(folder, task)
+        looked.add({"repository": task.repository, "commit": task.commit, "why": "", "task": task.id})
+    # No commit here changes tests, so nothing runs.
+    miner = Miner(repositories, Judge(repositories, cast("Any", None)), folder, looked, lambda _: None)
+    assert await miner.mine(RepositoryRef(id=entry.id), 1, 10) == [own]
+    assert not [*looked.of(commit=older)]
+    (folder / "tasks" / "shop-1.json").unlink()
+    assert await miner.mine(RepositoryRef(id=entry.id), 1, 10) == []
+    assert len([*looked.of(commit=newer)]) == 1
+    assert [row["why"] for row in looked.of(commit=older)] == ["it changes no source"]
