@@ -100,8 +100,8 @@ def check_configurations(configurations: Sequence[Configuration], results: Lines
                 f"the configurations {other} and {one.name} have the same settings: nothing would be compared. Do variables "
                 "MOOTHALL_… of the environment override both files? Change one of them"
             )
-        before = {str(row["digest"]) for row in results.of(config=one.name)}
-        if before - {one.digest}:
+        measured = [row for row in results.of(config=one.name) if not row.get("broken")]
+        if any(row.get("digest") != one.digest for row in measured):
             raise InvalidRequest(
                 f"the configuration {one.name} was measured with other settings or options before. Give it another name "
                 "(--config NAME=FILE), or another --folder"

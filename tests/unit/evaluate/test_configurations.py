@@ -76,3 +76,10 @@ def test_a_configuration_that_was_another_needs_another_name(tmp_path: Path) -> 
     check_configurations([one], results)
     with pytest.raises(InvalidRequest, match="measured with other settings"):
         check_configurations(_read(tmp_path, "one=,agents=2"), results)
+
+
+def test_a_configuration_that_could_not_work_may_be_corrected_under_its_name(tmp_path: Path) -> None:
+    results = Lines(tmp_path / "results.jsonl")
+    (one,) = _read(tmp_path, "one=,agents=1")
+    results.add({"task": "t", "config": "one", "digest": one.digest, "broken": True, "why": "no model server"})
+    check_configurations(_read(tmp_path, "one=,agents=2"), results)
