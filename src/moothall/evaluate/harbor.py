@@ -27,8 +27,8 @@ BUNDLE, TESTS, FIX = "environment/repository.bundle", "tests/tests.patch", "solu
 _SCHEMA = "1.3"
 _MOST_BYTES = 20_000_000
 _SECONDS = {"agent": 3600.0, "verifier": 1800.0, "build": 1800.0}
-_IMAGES = {"go": "golang:1-bookworm", "cargo": "rust:1-bookworm", "python": "python:3-bookworm"}
-_NODE = "node:22-bookworm"
+_GO, _RUST, _PYTHON, _NODE = "golang:1-bookworm", "rust:1-bookworm", "python:3-bookworm", "node:22-bookworm"
+_IMAGES = {"go": _GO, "cargo": _RUST, "python": _PYTHON, "python3": _PYTHON, "pytest": _PYTHON}
 _KEYS = ("parent", "commit", "cases", "kept", "paths", "commands")
 _SHA = re.compile(r"[0-9a-f]{40}")
 
@@ -185,8 +185,8 @@ def _string(text: str) -> str:
 def _dockerfile(task: Task, commands: Commands) -> str:
     """Return a Dockerfile that unpacks the repository at the parent and sets it up."""
     setup = [shlex.join(argv) for argv in commands.setup or ()]
-    argvs = [word for argv in (commands.checks or {}).values() for word in argv]
-    image = next((image for program, image in _IMAGES.items() if any(program in word for word in argvs)), _NODE)
+    programs = [word.rpartition("/")[2] for argv in (commands.checks or {}).values() for word in argv]
+    image = next((_IMAGES[program] for program in programs if program in _IMAGES), _NODE)
     lines = [
         f"FROM {image}",
         "RUN apt-get update && apt-get install -y --no-install-recommends git && rm -rf /var/lib/apt/lists/*",
@@ -195,7 +195,7 @@ def _dockerfile(task: Task, commands: Commands) -> str:
         "WORKDIR /app",
         *(
             ["RUN python -m venv /env && /env/bin/pip install --quiet pytest", "ENV PATH=/env/bin:$PATH"]
-            if "python" in image
+            if image == _PYTHON
             else []
         ),
         *(f"RUN {line}" for line in setup if "\n" not in line),

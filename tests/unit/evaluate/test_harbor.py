@@ -52,6 +52,26 @@ async def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert "RUN /env/bin/pip install -e ." in (place / "environment" / "Dockerfile").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("check", "image"),
+    [
+        ("cargo test", "rust:"),
+        ("go test ./...", "golang:"),
+        ("/env/bin/python -m pytest", "python:"),
+        ("pytest tests/django", "python:"),
+        ("npm test", "node:"),
+    ],
+)
+async def test_the_image_is_of_the_language_that_the_checks_run(tmp_path: Path, check: str, image: str) -> None:
+    repo = make_sample(tmp_path / "repo")
+    harbor = Harbor(tmp_path / "harbor", GitRunner(tmp_path / "git", 60))
+    commands = Commands.model_validate({"checks": {"tests": check}})
+    place = await harbor.write(_task(repo), repo.path / ".git", commands)
+    dockerfile = (place / "environment" / "Dockerfile").read_text(encoding="utf-8")
+    assert dockerfile.startswith(f"FROM {image}")
+    assert ("RUN python -m venv" in dockerfile) == (image == "python:")
+
+
 async def test_a_foreign_task_says_what_it_lacks(tmp_path: Path) -> None:
     place = tmp_path / "harbor" / "hello"
     place.mkdir(parents=True)
