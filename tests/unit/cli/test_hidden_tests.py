@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,25 @@ def test_a_file_elsewhere_needs_to_say_where_it_goes_and_what_is_no_text_is_refu
     ):
         with pytest.raises(InvalidRequest, match=why):
             read_hidden_tests([given], top)
+
+
+def test_a_destination_that_ends_with_a_slash_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "test_b.py").write_bytes(b"b\r\n")
+    assert read_hidden_tests([f"{tmp_path}/test_b.py:tests/"], None) == {"tests/test_b.py": "b\r\n"}
+
+
+def test_a_folder_without_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "test_a.pyc").write_bytes(b"x")
+    with pytest.raises(InvalidRequest, match="has no file"):
+        read_hidden_tests([str(tmp_path)], None)
+
+
+def test_too_many_files_and_large_files_are_refused(tmp_path: Path) -> None:
+    large, many = tmp_path / "large", tmp_path / "many"
+    Repo(large).write({"data.txt": "x"})
+    os.truncate(large / "data.txt", 2**40)  # sparse: reading all of it would not end
+    Repo(many).write({f"test_{number}.py": "" for number in range(501)})
+    for folder in (large, many):
+        with pytest.raises(InvalidRequest, match="more than 500 files or 3,000,000 bytes"):
+            read_hidden_tests([str(folder)], None)
