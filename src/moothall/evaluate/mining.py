@@ -91,7 +91,9 @@ _ABOUT_TESTS = re.compile(
     r"new|more|a|write|wrote|includ(?:e|es|ed)|cover(?:s|ed)?|with)\b[^.\n]*\b(?:tests?|specs?|test[ -]cases?|coverage|fixtures?|"
     r"regressions?)\b[^.\n]*\.?$"
 )
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
+_MOST_MESSAGE = 10_000  # characters of a message that are read: the patterns take quadratic time
+UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+"""Control, direction and zero-width characters, and halves of characters, which no encoding takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,8 @@ def task_text(message: str) -> str:
 
     '' if less than a sentence is left.
     """
-    lines = [_clean_line(line) for line in _CONTROL.sub("", message.replace("\r\n", "\n")).strip().split("\n")]
+    message = UNSEEN.sub("", message[:_MOST_MESSAGE].replace("\r\n", "\n")).strip()
+    lines = [_clean_line(line) for line in message.split("\n")]
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(line for line in lines if line is not None)).strip()
     words = re.findall(r"[^\W\d_]{2,}", text)
     return text[:_MOST_CHARS].rstrip() if len(words) >= _FEWEST_WORDS else ""

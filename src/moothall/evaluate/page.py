@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from moothall.domain.evidence import EvidenceLevel
+from moothall.evaluate.mining import UNSEEN
 from moothall.evaluate.report import LEVELS, mean_words, share_words
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
 _LEFT, _WIDE = 10, 480
 _NAMED = 3
 _MOST_CHARS = 3000
@@ -92,8 +91,8 @@ def _list_of(names: Sequence[str]) -> str:
 
 
 def text(value: object, most: int = 200) -> str:
-    """Return hostile text as text of HTML: escaped, without control and direction characters, one length."""
-    clean = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(value))
+    """Return hostile text as text of HTML: escaped, without invisible characters, at most `most` long."""
+    clean = UNSEEN.sub("\N{REPLACEMENT CHARACTER}", str(value))
     return escape(clean if len(clean) <= most else f"{clean[: most - 1]}…", quote=True)
 
 

@@ -64,12 +64,20 @@ def test_tests_inside_rust_source_count_as_tests() -> None:
         ("Fix rounding so that test_negative_price passes", "Fix rounding so that passes"),
         ("Fix rounding as tests/test_price.py shows for prices", "Fix rounding as shows for prices"),
         ("Fix the \x1b[31mrounding\x1b[0m of \u202eprices now", "Fix the [31mrounding[0m of prices now"),
+        ("Fix rounding of negative prices \ud83d", "Fix rounding of negative prices"),
         ("wip", ""),
         ("#12", ""),
     ],
 )
 def test_the_text_has_no_trailers_numbers_links_and_tests(message: str, text: str) -> None:
     assert task_text(message) == text
+
+
+def test_a_message_without_end_is_cut() -> None:
+    """Read whole, it would take an hour."""
+    text = task_text(f"{_SAYS}\n\n{'a.a-' * 250_000}")
+    assert text.startswith(_SAYS)
+    assert len(text) <= 4000
 
 
 def _run(output: str = "", status: str = "success", **cases: str) -> CheckRun:

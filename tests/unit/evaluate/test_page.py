@@ -11,7 +11,7 @@ from moothall.evaluate.page import render
 from moothall.evaluate.report import make_report, tables
 from moothall.evaluate.tasks import Task
 
-_HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\"' \u202egnp.exe\x1b[31m &amp;"
+_HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\"' \u202egnp.exe\x1b[31m \ud83d &amp;"
 
 
 class _Elements(HTMLParser):
@@ -57,7 +57,7 @@ def test_hostile_text_adds_no_element_and_no_attribute() -> None:
     assert "script" not in hostile.tags | plain.tags
     assert "img" not in hostile.tags
     assert (hostile.tags, hostile.attributes) == (plain.tags, plain.attributes)
-    assert not {"\u202e", "\x1b"} & {*page}
+    assert not {"\u202e", "\x1b", "\ud83d"} & {*page}
     assert "&lt;script&gt;alert(1)" in page
 
 
