@@ -1,11 +1,11 @@
-"""What the results come to: shares and means with intervals. Pure."""
+"""Figures of an evaluation: shares and means with intervals. Pure."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -17,20 +17,13 @@ _DRAWS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """`count` of `total`, with its Wilson interval of 95 %."""
+    """`count` of `total`, with the bounds of the Wilson interval of 95 %."""
 
     count: int
     total: int
-
-    @property
-    def value(self) -> float:
-        """The share; 0 of nothing."""
-        return self.count / self.total if self.total else 0.0
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The bounds of the interval; all is possible where nothing was seen."""
-        return wilson(self.count, self.total)
+    share: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +37,31 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What one configuration came to.
+    """The figures of one configuration.
 
-    solved: all hidden tests pass on the winner. possible: they pass on some candidate. selected: solved, of the possible ones. wrong:
-    winners by level whose hidden tests do not all pass, of all winners of that level; precision: those whose do.
+    solved: tasks on whose winner all hidden tests pass. possible: tasks with a candidate on which they
+    pass. selected: solved tasks among the possible ones. precision: by level, the winners on which all
+    hidden tests pass. wrong: by level, how many winners fail one. none: tasks without a winner.
     """
 
     config: str
     solved: Share
     possible: Share
     selected: Share
-    precision: Mapping[str, Share] = field(default_factory=dict)
-    none: int = 0
-    undecided: int = 0
-    tokens: Mean = Mean()
-    cost_usd: Mean = Mean()
-    seconds: Mean = Mean()
-    tokens_per_solved: float | None = None
-    cost_per_solved: float | None = None
+    precision: Mapping[str, Share]
+    wrong: Mapping[str, int]
+    none: int
+    undecided: int
+    tokens: Mean
+    cost_usd: Mean
+    seconds: Mean
+    tokens_per_solved: float | None
+    cost_per_solved: float | None
+
+
+def share_of(count: int, total: int) -> Share:
+    """Return a share with its interval; 0 of nothing."""
+    return Share(count, total, count / total if total else 0.0, *wilson(count, total))
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:
@@ -78,7 +78,10 @@ def wilson(count: int, total: int) -> tuple[float, float]:
 
 
 def mean_of(values: Sequence[float], seed: int = 1) -> Mean:
-    """Return the mean with the percentile bootstrap interval of 95 %; the same for the same values."""
+    """Return the mean with the percentile bootstrap interval of 95 %.
+
+    The result is the same for the same values.
+    """
     if not values:
         return Mean()
     middle = fmean(values)
@@ -96,17 +99,18 @@ def summarize(config: str, rows: Sequence[Mapping[str, Any]]) -> Summary:
     possible = [row for row in rows if any(item.get("solved") for item in row.get("candidates", ()))]
     winners = [row for row in rows if row.get("winner")]
     precision = {
-        level.value: Share(sum(bool(row["solved"]) for row in some), len(some))
+        level.value: share_of(sum(bool(row["solved"]) for row in some), len(some))
         for level in EvidenceLevel
         for some in [[row for row in winners if row.get("level") == level.value]]
     }
     tokens, cost = [float(row["tokens"]) for row in rows], [float(row["cost_usd"]) for row in rows]
     return Summary(
         config=config,
-        solved=Share(solved, len(rows)),
-        possible=Share(len(possible), len(rows)),
-        selected=Share(sum(bool(row["solved"]) for row in possible), len(possible)),
+        solved=share_of(solved, len(rows)),
+        possible=share_of(len(possible), len(rows)),
+        selected=share_of(sum(bool(row["solved"]) for row in possible), len(possible)),
         precision=precision,
+        wrong={level: share.total - share.count for level, share in precision.items()},
         none=len(rows) - len(winners),
         undecided=sum(bool(row.get("undecided")) for row in winners),
         tokens=mean_of(tokens),
@@ -118,9 +122,8 @@ def summarize(config: str, rows: Sequence[Mapping[str, Any]]) -> Summary:
 
 
 def summaries(rows: Sequence[Mapping[str, Any]]) -> list[Summary]:
-    """Return the figures of each configuration, in the order in which they were measured first."""
+    """Return the figures of each configuration, in the order of their first results."""
     named: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        if not row.get("broken"):
-            named.setdefault(str(row["config"]), []).append(row)
+        named.setdefault(str(row["config"]), []).append(row)
     return [summarize(name, some) for name, some in named.items()]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from moothall import __version__
 from moothall.domain.codec import dump, load
 from moothall.domain.evidence import EvidenceLevel
-from moothall.evaluate.figures import Mean, Share, Summary, summaries
+from moothall.evaluate.figures import Summary, summaries
 from moothall.evaluate.tasks import Task, count_cases
 
 LEVELS = tuple(level.value for level in EvidenceLevel)
@@ -71,55 +71,28 @@ class TaskFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class ShareFigures:
-    """`count` of `total`, with the bounds of the Wilson interval of 95 %."""
-
-    count: int
-    total: int
-    share: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigurationFigures:
-    """What a configuration came to; docs/evaluate.md explains each figure."""
-
-    config: str
-    solved: ShareFigures
-    possible: ShareFigures
-    selected: ShareFigures
-    precision: Mapping[str, ShareFigures]
-    wrong: Mapping[str, int]
-    none: int
-    undecided: int
-    tokens: Mean
-    cost_usd: Mean
-    seconds: Mean
-    tokens_per_solved: float | None
-    cost_per_solved: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """An evaluation: `moothall` is the version that wrote the report."""
 
     folder: str
     moothall: str
-    configurations: tuple[ConfigurationFigures, ...]
+    configurations: tuple[Summary, ...]
     tasks: tuple[TaskFigures, ...]
     results: tuple[Result, ...]
     version: Literal[1] = 1
 
 
 def make_report(place: Path, tasks: Sequence[Task], rows: Sequence[Mapping[str, Any]]) -> Report:
-    """Return the whole report. Only results of tasks that are there count. Raises `InvalidRequest` for a row that is no result."""
+    """Return the whole report. Results of unknown tasks are left out.
+
+    Raises `InvalidRequest` for a row that is no result.
+    """
     known = {task.id for task in tasks}
     counted = tuple(load(Result, row) for row in rows if row.get("task") in known and not row.get("broken"))
     return Report(
         folder=str(place),
         moothall=__version__,
-        configurations=tuple(_figures(item) for item in summaries([dump(row) for row in counted])),
+        configurations=tuple(summaries([dump(row) for row in counted])),
         tasks=tuple(
             TaskFigures(
                 id=task.id,
@@ -136,28 +109,6 @@ def make_report(place: Path, tasks: Sequence[Task], rows: Sequence[Mapping[str, 
     )
 
 
-def _figures(item: Summary) -> ConfigurationFigures:
-    return ConfigurationFigures(
-        config=item.config,
-        solved=_share(item.solved),
-        possible=_share(item.possible),
-        selected=_share(item.selected),
-        precision={level: _share(share) for level, share in item.precision.items()},
-        wrong={level: share.total - share.count for level, share in item.precision.items()},
-        none=item.none,
-        undecided=item.undecided,
-        tokens=item.tokens,
-        cost_usd=item.cost_usd,
-        seconds=item.seconds,
-        tokens_per_solved=item.tokens_per_solved,
-        cost_per_solved=item.cost_per_solved,
-    )
-
-
-def _share(share: Share) -> ShareFigures:
-    return ShareFigures(share.count, share.total, share.value, *share.interval)
-
-
 def share_words(share: Mapping[str, Any]) -> str:
     """Return `2 of 3 (67 %, 21 to 94)`, or a dash of nothing."""
     if not share["total"]:
@@ -165,10 +116,10 @@ def share_words(share: Mapping[str, Any]) -> str:
     return f"{share['count']} of {share['total']} ({100 * share['share']:.0f} %, {100 * share['low']:.0f} to {100 * share['high']:.0f})"
 
 
-def mean_words(mean: Mapping[str, Any] | Mean, digits: int = 0) -> str:
+def mean_words(mean: Mapping[str, Any], digits: int = 0) -> str:
     """Return `1,200 (900 to 1,500)`."""
-    one = mean if isinstance(mean, Mapping) else dump(mean)
-    value, low, high = (f"{one[name]:,.{digits if one['value'] else 0}f}" for name in ("value", "low", "high"))
+    places = digits if mean["value"] else 0
+    value, low, high = (f"{mean[name]:,.{places}f}" for name in ("value", "low", "high"))
     return value if low == high else f"{value} ({low} to {high})"
 
 

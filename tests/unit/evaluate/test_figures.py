@@ -60,11 +60,11 @@ def test_a_configuration_is_summed_up() -> None:
         _row("a", solved=False, level="reproduced", right=True),
         _row("a", solved=False, level="", tokens=400),
         _row("b", solved=False, level="unproven"),
-        {"config": "a", "task": "t", "broken": True},
     ]
     first, second = summaries(rows)
     assert (first.solved.count, first.solved.total, first.none) == (1, 3, 1)
     assert (first.possible.count, first.selected.count, first.selected.total) == (2, 1, 2)
     assert (first.precision["reproduced"].count, first.precision["reproduced"].total) == (1, 2)
     assert (first.tokens.value, first.tokens_per_solved, first.cost_per_solved) == (200.0, 600.0, 1.5)
+    assert (first.wrong["reproduced"], second.wrong["unproven"]) == (1, 1)
     assert (second.config, second.tokens_per_solved) == ("b", None)

@@ -83,5 +83,8 @@ def test_tables_name_the_figure_to_watch() -> None:
     assert tasks == [("shop-1", "1", "wrong, reproduced", "no winner")]
 
 
-def test_results_of_other_tasks_are_left_out() -> None:
-    assert make_report(Path("/evaluation"), [], [{"task": "gone", "config": "small"}]).results == ()
+def test_results_of_other_tasks_and_runs_without_a_result_are_left_out() -> None:
+    task = Task("shop-1", "/repo", "a" * 40, "b" * 40, "Fix it", {"tests": ("t::x",)}, "diff")
+    rows = [{"task": "gone", "config": "small"}, {"task": "shop-1", "config": "small", "broken": True}]
+    report = make_report(Path("/evaluation"), [task], rows)
+    assert (report.results, report.configurations) == ((), ())
