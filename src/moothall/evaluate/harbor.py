@@ -64,7 +64,13 @@ class Harbor:
     async def read(self, clones: Path) -> list[Task]:
         """Return the tasks of the folder; their repositories are unpacked below `clones`. Raises `InvalidRequest`."""
         places = [path.parent for path in sorted(self.folder.glob("*/task.toml"))] or [self.folder]
-        return [await self._read(place, clones) for place in places]
+        tasks: dict[str, Task] = {}
+        for place in places:
+            task = await self._read(place, clones)
+            if task.id in tasks:
+                raise InvalidRequest(f"{place}: another task of the folder has the name {task.id}, too. Rename one of them")
+            tasks[task.id] = task
+        return [*tasks.values()]
 
     async def _read(self, place: Path, clones: Path) -> Task:
         try:
@@ -239,3 +245,7 @@ def _commands(task: Task, commands: Commands) -> Iterator[str]:
             yield shlex.join([*argv, "-count=1", "-run", f"^({'|'.join(re.escape(name) for name in names if name)})$"])
         elif argv:
             yield shlex.join(argv)
+        else:
+            raise InvalidRequest(
+                f"the task {task.id} cannot be written: its check {check} has no command. Name it in a --profile"
+            )

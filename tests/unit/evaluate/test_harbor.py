@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,24 @@ async def test_the_image_is_of_the_language_that_the_checks_run(tmp_path: Path, 
     dockerfile = (place / "environment" / "Dockerfile").read_text(encoding="utf-8")
     assert dockerfile.startswith(f"FROM {image}")
     assert ("RUN python -m venv" in dockerfile) == (image == "python:")
+
+
+async def test_a_check_without_a_command_is_refused(tmp_path: Path) -> None:
+    """Without a command, the script would reward every answer."""
+    repo = make_sample(tmp_path / "repo")
+    commands = Commands.model_validate({"checks": {"lint": "ruff check ."}})
+    harbor = Harbor(tmp_path / "harbor", GitRunner(tmp_path / "git", 60))
+    with pytest.raises(InvalidRequest, match="check tests has no command"):
+        await harbor.write(_task(repo), repo.path / ".git", commands)
+
+
+async def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
+    repo = make_sample(tmp_path / "repo")
+    harbor = Harbor(tmp_path / "harbor", GitRunner(tmp_path / "git", 60))
+    place = await harbor.write(_task(repo), repo.path / ".git", _COMMANDS)
+    shutil.copytree(place, place.with_name("copy"))
+    with pytest.raises(InvalidRequest, match="another task"):
+        await harbor.read(tmp_path / "clones")
 
 
 async def test_a_foreign_task_says_what_it_lacks(tmp_path: Path) -> None:
