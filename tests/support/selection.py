@@ -365,7 +365,7 @@ def outcome(pool: str, mode: str, ranked: Mapping[str, RankedCandidate], diffs: 
 def table(outcomes: Sequence[Outcome]) -> str:
     """Return the figures of each mode as a Markdown table."""
     rows = [
-        "| mode | pools | right selected | told as undecided | level of the winner | random | fewest lines |",
+        "| mode | pools | right selected | undecided | level of the winner | random | fewest lines |",
         "|---|---:|---:|---:|---|---:|---:|",
     ]
     for mode in MODES:
@@ -373,13 +373,13 @@ def table(outcomes: Sequence[Outcome]) -> str:
         if not some:
             continue
         levels = {level: sum(item.levels[item.first] == level for item in some) for level in map(str, EvidenceLevel)}
-        told = ", ".join(f"{level} {count}" for level, count in levels.items() if count)
+        counts = ", ".join(f"{level} {count}" for level, count in levels.items() if count)
         rows.append(
-            f"| {mode} | {len(some)} | {sum(item.selected_right for item in some)} | {sum(item.undecided for item in some)} | {told} "
+            f"| {mode} | {len(some)} | {sum(item.selected_right for item in some)} | {sum(item.undecided for item in some)} | {counts} "
             f"| {sum(item.random for item in some):.1f} | {sum(item.fewest for item in some):.1f} |"
         )
     marked = [name in item.right for item in outcomes for name, level in item.levels.items() if level == EvidenceLevel.REPRODUCED]
-    rows.append(f"\nCandidates with the level *reproduced*: {len(marked)}, of which {sum(marked)} are right.")
+    rows.append(f"\n{len(marked)} candidates reached the level *reproduced*; {sum(marked)} of them are right.")
     return "\n".join(rows)
 
 
