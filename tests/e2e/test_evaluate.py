@@ -133,7 +133,8 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(tmp_path: 
         again = await command(*args, "--report")
         harbor = tmp_path / "harbor"
         written = await command(
-            "evaluate", str(repo.path), "--folder", str(folder), "--mine", "--to-harbor", str(harbor), "--json"
+            *("evaluate", str(repo.path), "--folder", str(folder), "--mine", "--to-harbor", str(harbor), "--json"),
+            *("--config", f"right={tmp_path / 'wrong.toml'}"),  # measured with others, which mining does not ask for
         )
         read = await command("evaluate", "--from-harbor", str(harbor), "--folder", str(tmp_path / "b"), "--mine", "--json")
     report = done.document

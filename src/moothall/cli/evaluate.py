@@ -1,4 +1,4 @@
-"""`moothall evaluate`: which model, protocol and council size solves the bugs of one's own repository."""
+"""`moothall evaluate`: measure models, protocols and council sizes on bugs of a repository."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _COUNT_TOKENS = click.IntRange(1, 2**53 - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the command line says of an evaluation."""
+class Plan:
+    """What the command line asks of an evaluation."""
 
     origin: Origin
     ref: str
@@ -65,22 +65,26 @@ class Wanted:
 @click.option(
     "--profile",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A file like .moothall.toml that stands for the repository's own, in all its commits.",
+    help="A file like .moothall.toml that replaces the repository's own in all its commits.",
 )
-@click.option("--tasks", type=_COUNT, default=_TASKS, show_default=True, help="Stop mining at so many tasks.")
-@click.option("--commits", type=_COUNT, default=_COMMITS, show_default=True, help="Look at so many of the newest commits.")
-@click.option("--paraphrase", is_flag=True, help="Let the model of the current settings put each commit message in other words.")
+@click.option("--tasks", type=_COUNT, default=_TASKS, show_default=True, help="Tasks to mine and to run.")
+@click.option("--commits", type=_COUNT, default=_COMMITS, show_default=True, help="The newest commits to look at.")
+@click.option(
+    "--paraphrase",
+    is_flag=True,
+    help="Let the model of the current settings put each commit message in other words.",
+)
 @click.option(
     "--config",
     "configs",
     multiple=True,
     metavar="NAME=FILE[,KEY=VALUE]",
-    help="Settings to measure, a TOML file under a name, perhaps with agents, protocol, model, limit or budget of its own; repeatable. "
-    "Without FILE, and by default, the current settings.",
+    help="Settings to measure: a name, a TOML file, and agents, protocol, model, limit or budget if they differ; "
+    "repeatable. Without FILE, and by default, the current settings.",
 )
 @click.option("--agents", type=SettingRange(1, "limits.agents"), help="Seats of each council; the settings' by default.")
 @click.option("--protocol", default="", shell_complete=complete.protocols, help="The protocol of each deliberation.")
-@click.option("--model", default="", help="Of the settings, as in `moothall deliberate`.")
+@click.option("--model", default="", help="A model of the settings, as in `moothall deliberate`.")
 @click.option(
     "--limit",
     type=SettingRange(1, "limits.deliberation_seconds"),
@@ -92,15 +96,19 @@ class Wanted:
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where tasks, results and the page lie; a folder of the data directory by default.",
+    help="The folder of tasks, results and the page; by default one in the data directory.",
 )
 @click.option("--mine", "only_mine", is_flag=True, help="Mine tasks and stop.")
-@click.option("--report", "only_report", is_flag=True, help="Report what is measured; mine and run nothing.")
-@click.option("--to-harbor", type=click.Path(path_type=Path, file_okay=False), help="Write the tasks as Harbor tasks here, too.")
+@click.option("--report", "only_report", is_flag=True, help="Report the results so far; mine and run nothing.")
+@click.option(
+    "--to-harbor",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Also write the tasks to this folder in Harbor's format.",
+)
 @click.option(
     "--from-harbor",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Take the tasks from a folder of Harbor tasks; mine nothing.",
+    help="Run all tasks of a folder in Harbor's format; mine nothing.",
 )
 @json_option
 @with_settings()
@@ -130,9 +138,9 @@ async def evaluate(
 ) -> int:
     """Measure councils on bugs that were fixed in REPO, by the tests that came with the fixes.
 
-    REPO is a path, a URL or the id of a registered repository; by default the one you are in. Commits that change source and tests
-    become tasks if their tests fail before and pass after. A council sees the commit before and the cleaned message, never the tests.
-    The tests then judge the winner.
+    REPO is a path, a URL or the id of a registered repository; by default the one you are in. Commits
+    that change source and tests become tasks if their tests fail before and pass after. A council sees
+    the parent commit and the cleaned message, never the tests. The tests then judge the winner.
 
     Run the same command again after an interruption: it goes on where it stopped.
 
@@ -144,24 +152,25 @@ async def evaluate(
     from moothall.settings import load_settings
 
     if only_report and (only_mine or to_harbor or from_harbor):
-        raise InvalidRequest("--report reads what is there: leave --mine, --to-harbor and --from-harbor out")
+        raise InvalidRequest("--report only reads results: leave --mine, --to-harbor and --from-harbor out")
     out = sys.stdout
     origin = Origin() if from_harbor or (folder and only_report) else await _origin(settings, repo)
     place = await _place(settings, folder, origin, from_harbor)
     options = Options(agents or 0, protocol, limit or 0, budget or 0, seed, model)
     configurations = read_configurations(configs, settings, options, place, load_settings)
     if not only_report:
-        wanted = Wanted(origin, ref, profile, tasks, commits, paraphrase, parallel, only_mine, to_harbor, from_harbor)
+        plan = Plan(origin, ref, profile, tasks, commits, paraphrase, parallel, only_mine, to_harbor, from_harbor)
         with _alone(place):
             results = Lines(place / RESULTS)
-            check_configurations(configurations, results)
-            if not await _work(settings, wanted, configurations, results, place):
+            if not only_mine:
+                check_configurations(configurations, results)
+            if not await _work(settings, plan, configurations, results, place):
                 _say_dropped(place)
                 return EXIT_NONE
     results = Lines(place / RESULTS)
     chosen = read_tasks(place)
     if only_report and not results.rows:
-        raise InvalidRequest(f"nothing is measured in {place}; run the command without --report first")
+        raise InvalidRequest(f"{place} has no results; run the command without --report first")
     if not only_mine:
         _report(out, place, chosen, results, as_json=as_json)
     elif as_json:
@@ -173,7 +182,7 @@ async def evaluate(
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a repository comes from, and what the user's registry says of it; all empty for tasks that are not mined."""
+    """A repository and its record in the user's registry; all empty for tasks that are not mined."""
 
     where: str = ""
     commands: Commands | None = None
@@ -181,7 +190,7 @@ class Origin:
 
 
 async def _origin(settings: Settings, repo: str) -> Origin:
-    """Return the repository that was named, or the one round the current folder. Raises `InvalidRequest`."""
+    """Return the named repository, or the one of the current folder. Raises `InvalidRequest`."""
     from moothall.domain.identity import LOCAL
     from moothall.wiring.repository import files_here
     from moothall.wiring.trusted import trusted_repositories
@@ -216,18 +225,20 @@ def _alone(place: Path) -> Iterator[None]:
     place.mkdir(parents=True, exist_ok=True)
     with lock_file(place / "lock") as free:
         if not free:
-            raise InvalidRequest(f"another process works on the evaluation in {place}; wait for its end, or use another --folder")
+            raise InvalidRequest(
+                f"another process works on the evaluation in {place}; wait until it ends, or use another --folder"
+            )
         yield
 
 
 async def _work(
     settings: Settings,
-    wanted: Wanted,
+    plan: Plan,
     configurations: list[Configuration],
     results: Lines,
     place: Path,
 ) -> list[Task]:
-    """Mine what is missing and run what has no result yet; return the tasks."""
+    """Mine tasks, run those without a result, and return them."""
     from moothall.evaluate.harbor import Harbor
     from moothall.evaluate.miner import COMMITS, Miner
     from moothall.evaluate.paraphrase import open_rewriter
@@ -241,33 +252,33 @@ async def _work(
 
     own = own_settings(settings, place)
     own.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not wanted.mines:
+    if not plan.mines:
         await _check(configurations, tell)
     git = GitRunner(own.data_dir / "repos", own.workspace.setup_seconds)
     tasks: list[Task] = []
-    if wanted.from_harbor is not None:
-        tasks = await Harbor(wanted.from_harbor, git).read((place / "harbor").resolve())
+    if plan.from_harbor is not None:
+        tasks = await Harbor(plan.from_harbor, git).read((place / "harbor").resolve())
         for task in tasks:
             await asyncio.to_thread(write_task, place, task)
     async with open_judge(own) as (repositories, judge):
-        if wanted.from_harbor is None:
-            origin = wanted.origin
+        if plan.from_harbor is None:
+            origin = plan.origin
             await repositories.register(origin.where, commands=origin.commands, credential=origin.credential)
-            ref = await register(own, origin.where, wanted.ref, wanted.profile)
+            ref = await register(own, origin.where, plan.ref, plan.profile)
             async with AsyncExitStack() as stack:
-                rewrite = await stack.enter_async_context(open_rewriter(settings, tell)) if wanted.paraphrase else None
+                rewrite = await stack.enter_async_context(open_rewriter(settings, tell)) if plan.paraphrase else None
                 miner = Miner(repositories, judge, place, Lines(place / COMMITS), tell, rewrite)
-                tasks = await miner.mine(ref, wanted.tasks, wanted.commits)
+                tasks = await miner.mine(ref, plan.tasks, plan.commits)
         runner = Runner(place, repositories, judge, results, tell)
-        for task in tasks if wanted.to_harbor else ():
-            tell(f"written: {await runner.export(task, Harbor(wanted.to_harbor or place, git))}")
-        for configuration in () if wanted.mines else configurations:
-            await runner.run(configuration, tasks, wanted.at_once)
+        for task in tasks if plan.to_harbor else ():
+            tell(f"written: {await runner.export(task, Harbor(plan.to_harbor or place, git))}")
+        for configuration in () if plan.mines else configurations:
+            await runner.run(configuration, tasks, plan.at_once)
     return tasks
 
 
 async def _check(configurations: Sequence[Configuration], tell: Callable[[str], None]) -> None:
-    """Refuse before anything is mined what no deliberation could begin with."""
+    """Refuse configurations with which no deliberation could start, before anything is mined."""
     from moothall.domain.protocol import PROTOCOLS
     from moothall.domain.task import DeliberationRequest
     from moothall.model.reaching import reach_all
@@ -275,15 +286,20 @@ async def _check(configurations: Sequence[Configuration], tell: Callable[[str], 
 
     known = [name for name, kind in PROTOCOLS.items() if not kind.answers]
     for one in configurations:
-        asked = one.options
-        if asked.protocol and asked.protocol not in known:
+        options = one.options
+        if options.protocol and options.protocol not in known:
             raise InvalidRequest(
-                f"configuration {one.name}: there is no protocol {asked.protocol[:40]!r} that changes files; there are {', '.join(known)}"
+                f"configuration {one.name}: no protocol {options.protocol[:40]!r} changes files; use one of {', '.join(known)}"
             )
         check_request(
             one.settings,
             DeliberationRequest(
-                "Fix it", "dev", num_agents=asked.agents, protocol=asked.protocol, model=asked.model, about_text=True
+                "Fix it",
+                "dev",
+                num_agents=options.agents,
+                protocol=options.protocol,
+                model=options.model,
+                about_text=True,
             ),
         )
         if any(model.base_url is not None for _, model in one.settings.choice.items()):
@@ -304,7 +320,7 @@ def _say_dropped(place: Path) -> None:
     say(f"moothall: no commit of {len(rows)} became a task. Why they were dropped:")
     for why, count in count_reasons(rows):
         say(f"  {count:>5}  {plain(why, 200)}")
-    say("Look at more with --commits, or at another branch with --ref; `moothall check` says whether the tests run at all.")
+    say("Look at more with --commits, or at another branch with --ref; `moothall check` shows whether the tests run at all.")
 
 
 def _report(out: TextIO, place: Path, tasks: Sequence[Task], results: Lines, *, as_json: bool) -> None:
