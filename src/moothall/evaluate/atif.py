@@ -14,9 +14,10 @@ _SCHEMA = "ATIF-v1.6"
 
 
 def trajectories(events: Sequence[Event], text: str) -> dict[str, dict[str, Any]]:
-    """Return a document for each seat that took a turn: the task, then a step for each turn, with its tool calls and their results.
+    """Return a document for each seat that took a turn.
 
-    Model calls of a turn are counted in its metrics; calls outside of turns, such as reviews, only in the final metrics.
+    Its steps are the task and then the turns, with tool calls and their results. Model calls of a turn
+    count in its metrics; calls outside of turns, such as reviews, only in the final metrics.
     """
     seats = {seat: None for event in events if event.type is EventType.SEAT_TURN and (seat := text_of(event.data.get("seat")))}
     return {seat: _document([event for event in events if event.data.get("seat") == seat], seat, text) for seat in seats}
@@ -95,7 +96,7 @@ def _step(event: Event, number: int, model: str, usages: Sequence[Mapping[str, A
 
 
 def _content(call: Mapping[str, Any]) -> str:
-    """Return what a tool call answered, as text."""
+    """Return the result of a tool call as text."""
     if error := call.get("error"):
         return error if isinstance(error, str) else json.dumps(error)
     output = call.get("output")

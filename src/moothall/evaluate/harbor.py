@@ -1,6 +1,7 @@
-"""Tasks as folders in Harbor's task format: task.toml, instruction.md, environment/, tests/ and solution/.
+"""Read and write tasks in Harbor's format: task.toml, instruction.md, environment/, tests/, solution/.
 
-What Harbor has no field for lies in [metadata.moothall] of task.toml. A task without it cannot be read: its world is a container image.
+Fields that Harbor lacks are in [metadata.moothall] of task.toml. A task without them is refused: it needs
+a container image.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class Harbor:
     git: GitRunner
 
     async def write(self, task: Task, sealed: Path, commands: Commands) -> Path:
-        """Write a task and return its folder. sealed: the repository that ends with its parent. commands: set-up and checks of it."""
+        """Write a task and return its folder.
+
+        sealed: the repository that ends with the task's parent. commands: its set-up and checks.
+        """
         place = self.folder / task.id
         files = {
             "task.toml": _config(task),
@@ -62,7 +66,10 @@ class Harbor:
         return place
 
     async def read(self, clones: Path) -> list[Task]:
-        """Return the tasks of the folder; their repositories are unpacked below `clones`. Raises `InvalidRequest`."""
+        """Return the tasks of the folder, with repositories unpacked below `clones`.
+
+        Raises `InvalidRequest`.
+        """
         places = [path.parent for path in sorted(self.folder.glob("*/task.toml"))] or [self.folder]
         tasks: dict[str, Task] = {}
         for place in places:
@@ -74,16 +81,16 @@ class Harbor:
 
     async def _read(self, place: Path, clones: Path) -> Task:
         try:
-            said = tomllib.loads(_text(place, "task.toml"))
+            document = tomllib.loads(_text(place, "task.toml"))
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise InvalidRequest(f"{place / 'task.toml'} is not TOML: {error}") from error
-        own = mapping_of(mapping_of(said.get("metadata")).get("moothall"))
+        own = mapping_of(mapping_of(document.get("metadata")).get("moothall"))
         if not own:
             raise InvalidRequest(
-                f"{place} is a Harbor task of another origin: task.toml has no [metadata.moothall]. Its environment is a container "
-                "image, which evaluate does not run. Name repository, parent and cases there (docs/evaluate.md)"
+                f"{place} cannot be run: task.toml has no [metadata.moothall], and evaluate does not run its container image. "
+                "Name repository, parent and cases in that table (docs/evaluate.md)"
             )
-        name = text_of(mapping_of(said.get("task")).get("name")).rpartition("/")[2] or place.name
+        name = text_of(mapping_of(document.get("task")).get("name")).rpartition("/")[2] or place.name
         repository = text_of(own.get("repository"))
         if not _SHA.fullmatch(text_of(own.get("parent"))):
             raise InvalidRequest(f"{place / 'task.toml'}: metadata.moothall.parent is not a full commit id")
@@ -109,7 +116,7 @@ class Harbor:
         return task
 
     async def _unpack(self, place: Path, target: Path) -> Path:
-        """Make a repository of a task's bundle."""
+        """Unpack a task's bundle into a bare repository."""
         if not (target / "HEAD").exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             await self.git.run(
@@ -127,14 +134,14 @@ def _inside(place: Path, name: str) -> Path:
     """Return a file of a task. Raises `InvalidRequest` if links lead out of the task's folder."""
     path = place / name
     if not path.resolve().is_relative_to(place.resolve()):
-        raise InvalidRequest(f"{path} leads out of its folder")
+        raise InvalidRequest(f"{path} leads out of its folder; replace the link with a file")
     return path
 
 
 def _text(place: Path, name: str, *, needed: bool = True) -> str:
     text = read_text(_inside(place, name), _MOST_BYTES)
     if text is None and needed:
-        raise InvalidRequest(f"{place / name} cannot be read; a Harbor task that evaluate runs has it")
+        raise InvalidRequest(f"{place / name} cannot be read; evaluate needs it to run the task")
     return text or ""
 
 
@@ -184,7 +191,7 @@ def _key(name: str) -> str:
 
 
 def _string(text: str) -> str:
-    """Return a basic string of TOML. JSON escapes the same, but for DEL."""
+    """Return a basic string of TOML. JSON escapes the same characters except DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -210,13 +217,13 @@ def _dockerfile(task: Task, commands: Commands) -> str:
 
 
 def _script(task: Task, commands: Commands) -> str:
-    """Return the script that lays the hidden tests over the answer and writes the reward: 1 if all pass."""
+    """Return the script that runs the hidden tests on the answer and writes the reward: 1 if all pass."""
     lines = [
         "#!/bin/bash",
         "mkdir -p /logs/verifier",
         "echo 0 > /logs/verifier/reward.txt",
         "cd /app || exit 0",
-        # Answers may have changed the same files: these are as they were, before the hidden version comes.
+        # An answer may have changed the same files: restore them before the patch with the hidden tests.
         *(
             f"git checkout --quiet {task.parent} -- {shlex.quote(path)} 2>/dev/null || rm -rf -- {shlex.quote(path)}"
             for path in _files(task)
@@ -233,7 +240,7 @@ def _files(task: Task) -> list[str]:
 
 
 def _commands(task: Task, commands: Commands) -> Iterator[str]:
-    """Yield what runs the hidden cases: narrowed to them for pytest and go, else the whole check."""
+    """Yield commands that run the hidden cases: only those for pytest and go, else the whole check."""
     checks = commands.checks or {}
     for check in sorted({*task.cases, *task.kept}):
         argv = list(checks.get(check, ()))

@@ -17,7 +17,7 @@ _TAGS = 200
 
 
 async def walk(clone: TrustedClone, sha: str, most: int) -> AsyncIterator[Commit]:
-    """Yield the newest commits of a history that are not merges, at most `most`, with the paths that they change."""
+    """Yield the newest commits of a history, at most `most`, without merges and with the changed paths."""
     listed = await clone.ask(
         "log", "-z", "--no-merges", f"--max-count={most}", "--format=%H%x01%P%x01%B", "--no-show-signature", sha
     )
@@ -33,14 +33,14 @@ async def walk(clone: TrustedClone, sha: str, most: int) -> AsyncIterator[Commit
 
 
 async def seal(git: GitRunner, clone: TrustedClone, sha: str, folder: Path) -> None:
-    """Make a bare repository that holds the history of a commit, the tags in it, and no other object."""
+    """Make a bare repository with the history of a commit, the tags in it, and no other object."""
     if (folder / "HEAD").exists():
         return
     making = folder.with_name(f".{folder.name}.part")
     await asyncio.to_thread(shutil.rmtree, making, ignore_errors=True)
     making.parent.mkdir(parents=True, exist_ok=True)
     await git.run("init", "--quiet", "--bare", "--template=", "--initial-branch=main", "--", str(making), cwd=making.parent)
-    # Tags of the commit's history carry versions. Their own names and messages are of the past, too.
+    # Build tools read versions from tags.
     listed = await clone.ask(
         "for-each-ref", f"--count={_TAGS}", "--sort=-creatordate", "--format=%(refname)", f"--merged={sha}", "refs/tags"
     )

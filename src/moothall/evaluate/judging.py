@@ -1,6 +1,6 @@
-"""Run the hidden tests of a task: before and after the fix when it is mined, and on answers afterwards.
+"""Run the hidden tests of a task: before and after the fix when it is mined, and on answers.
 
-All runs are the usual ones: fresh workspaces, the base's tests and configuration, repeated runs, limits that allow for a busy machine.
+All runs are those of the clean re-check: fresh workspaces with the base's tests and configuration.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """What the hidden tests of a commit showed, by check; `why` if nothing counts."""
+    """The hidden cases of a commit by check, as in `Task`; `why` there are none."""
 
     cases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Hidden:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the hidden tests say of an answer: whether all pass, and some that do not."""
+    """Whether all hidden tests pass on an answer, and some that do not."""
 
     solved: bool
     failing: tuple[str, ...] = ()
@@ -59,7 +59,8 @@ class Judge:
     async def examine(self, prepared: Prepared, tests: str, fix: str, text: str) -> Hidden:
         """Run a commit's tests before and after its change.
 
-        prepared: the parent. tests: the diff of the hidden files. fix: the diff of the whole commit. text: the task's.
+        prepared: the parent. tests: the diff of the hidden files. fix: the diff of the whole commit.
+        text: the text of the task.
         """
         runs = self._runs(prepared, text, f"mine-{prepared.base.sha[:12]}")
         paths = await _paths(runs, tests)
@@ -132,13 +133,13 @@ class Judge:
 
 
 async def _run(runs: FreshRuns, check: str, paths: Sequence[str], diffs: tuple[str, str], name: str) -> CheckRuns:
-    """Run a check with hidden tests laid over an answer; `diffs` are theirs and its."""
+    """Run a check with hidden tests laid over an answer. diffs: of the tests, and of the answer."""
     tests, diff = diffs
     return await runs.run({check: ()}, "hidden", digest(diff)[:8], name, diff=diff, extra=tests, paths=paths, label="hidden")
 
 
 async def _paths(runs: FreshRuns, tests: str) -> dict[str, tuple[str, ...]]:
-    """Return by check the hidden files that its runner is given; of a check with another name than `tests`, all of it is run."""
+    """Return the hidden files by check; none for a check that runs whole, because it is not named `tests`."""
     prepared = runs.prepared
     names = tuple(path for path in _paths_of(tests) if is_test(path))
     found = await runnable_paths(runs, names, tests)

@@ -1,4 +1,4 @@
-"""Turn commits of a repository into tasks: choose, run their tests before and after, write what qualifies."""
+"""Turn commits of a repository into tasks: choose commits, run their tests, write the tasks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
@@ -36,7 +35,7 @@ _SUBJECT = 60
 
 @dataclass(frozen=True, slots=True)
 class Miner:
-    """Walks the history of one repository. What was looked at before is not looked at again."""
+    """Walks the history of one repository. Commits in `looked` are not looked at again."""
 
     repositories: TrustedRepositories
     judge: Judge
@@ -52,7 +51,7 @@ class Miner:
         """
         entry = self.repositories.registry.get(ref.id, LOCAL.tenant)
         base = await self.repositories.resolve(ref)
-        clone, said = self.repositories.clone(base.repository), _commands(entry)
+        clone, commands = self.repositories.clone(base.repository), _commands(entry)
         known = {str(row["commit"]) for row in self.looked.of(repository=entry.origin)}
         stored = await asyncio.to_thread(read_tasks, self.folder)
         found = [task for task in stored if task.repository == entry.origin and task.commit in known]
@@ -61,7 +60,7 @@ class Miner:
                 break
             if commit.sha in known:
                 continue
-            row, task = await self._look(commit, clone, ref, entry.origin, said)
+            row, task = await self._look(commit, clone, ref, entry.origin, commands)
             if task is not None:
                 await asyncio.to_thread(write_task, self.folder, task)
                 found.append(task)
@@ -71,7 +70,7 @@ class Miner:
         return found[:tasks]
 
     async def _look(
-        self, commit: Commit, clone: TrustedClone, ref: RepositoryRef, origin: str, said: Commands
+        self, commit: Commit, clone: TrustedClone, ref: RepositoryRef, origin: str, commands: Commands
     ) -> tuple[Mapping[str, str], Task | None]:
         why = mining.reject_commit(commit)
         diff = ""
@@ -82,15 +81,15 @@ class Miner:
             return {"why": why}, None
         self.tell(f"{commit.sha[:10]} {commit.subject[:_SUBJECT]}: running its tests before and after")
         try:
-            task = await self._task(commit, clone, ref, origin, said)
+            task = await self._task(commit, clone, ref, origin, commands)
         except PatchRefused as error:
             return {"why": f"{REFUSED}: {explain(error)}"}, None
         except RepositoryError as error:
             return {"why": f"{UNUSABLE}: {explain(error)}"}, None
         return ({"why": task}, None) if isinstance(task, str) else ({"why": "", "task": task.id}, task)
 
-    async def _task(self, commit: Commit, clone: TrustedClone, ref: RepositoryRef, origin: str, said: Commands) -> Task | str:
-        """Return the task that a commit makes, or why it makes none."""
+    async def _task(self, commit: Commit, clone: TrustedClone, ref: RepositoryRef, origin: str, commands: Commands) -> Task | str:
+        """Return the task of a commit, or why it has none."""
         parent = commit.parents[0]
         whole = await clone.diff(parent, commit.sha)
         hidden = mining.hidden_paths(commit.paths, whole)
@@ -119,7 +118,7 @@ class Miner:
             paths=found.paths,
             tests=tests,
             fix=fix,
-            commands=_said(said),
+            commands=commands.model_dump(mode="json", exclude_defaults=True),
         )
 
     async def _prepare(self, clone: TrustedClone, ref: RepositoryRef, sha: str) -> Prepared:
@@ -129,23 +128,19 @@ class Miner:
 
 
 async def pin(clone: TrustedClone, sha: str) -> None:
-    """Name a commit of the history in a clone, so that it can be resolved by its id wherever the origin is now."""
+    """Make a commit of a clone resolvable by its id, wherever the branches of the origin are now."""
     if not await clone.has(sha):
         await clone.fetch(f"file://{clone.path.resolve()}", sha)
 
 
 def _commands(entry: Registered) -> Commands:
-    """Return what a person said of set-up and checks: in the registry, and in the work tree's own file."""
+    """Return the configured set-up and checks: those of the registry, then of the work tree's own file."""
     text = read_text(Path(entry.origin, OWN_FILE)) if entry.local else None
     return entry.commands.over(parse_own(text)) if text is not None else entry.commands
 
 
-def _said(commands: Commands) -> Mapping[str, Any]:
-    return commands.model_dump(mode="json", exclude_defaults=True)
-
-
 def repository_name(origin: str) -> str:
-    """Return a readable, distinct name for the folder of an evaluation."""
+    """Return a readable, unique name for the folder of an evaluation."""
     name = "".join(
         letter if letter.isalnum() else "-" for letter in origin.rstrip("/").removesuffix(".git").rpartition("/")[2].lower()
     )

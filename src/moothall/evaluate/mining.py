@@ -118,7 +118,10 @@ def is_source(path: str) -> bool:
 
 
 def reject_commit(commit: Commit, diff: str = "") -> str:
-    """Return why a commit cannot become a task; '' if its tests are to be run. diff: of the commit, for tests in Rust source files."""
+    """Return why a commit cannot become a task; '' if its tests are to be run.
+
+    diff: of the commit; needed for tests in Rust source files.
+    """
     if len(commit.parents) != 1:
         return MERGE if commit.parents else ROOT
     sources = [path for path in commit.paths if is_source(path)]
@@ -132,15 +135,15 @@ def reject_commit(commit: Commit, diff: str = "") -> str:
 
 
 def hidden_paths(paths: Sequence[str], diff: str = "") -> tuple[str, ...]:
-    """Return the paths whose change is hidden: test files, what tests compare with, and Rust files to which tests are added."""
+    """Return the paths whose change is hidden: test files with their data, and Rust files with new tests."""
     inline = {part.path for part in file_diffs(diff) if part.path.endswith(".rs") and adds_inline_tests(part)} if diff else set()
     return tuple(path for path in paths if is_test(path) or path in inline)
 
 
 def task_text(message: str) -> str:
-    """Return the text of a task: a commit message without trailers, issue numbers, links and what names tests.
+    """Return a commit message without trailers, issue numbers, links and names of tests.
 
-    '' if less than a sentence is left.
+    Return '' if fewer than four words are left.
     """
     message = UNSEEN.sub("", message[:_MOST_MESSAGE].replace("\r\n", "\n")).strip()
     lines = [_clean_line(line) for line in message.split("\n")]
@@ -150,7 +153,7 @@ def task_text(message: str) -> str:
 
 
 def _clean_line(line: str) -> str | None:
-    """Return a line without what leaks or is noise; None if the line goes."""
+    """Return a line without trailers, numbers, links and tests; None to remove it."""
     if _TRAILER.match(line):
         return None
     text = _NUMBER.sub("", _URL.sub("", _CLOSES.sub("", line)))
@@ -170,7 +173,7 @@ def _names_test_file(word: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HiddenCases:
-    """The cases of one check that fail before and pass after, those that pass on both, and why there are none of the first kind."""
+    """Cases of one check: `fixed` fail before and pass after, `kept` pass on both; `why` none is fixed."""
 
     fixed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
@@ -180,14 +183,14 @@ class HiddenCases:
 def compare_runs(untouched: CheckRun | None, before: CheckRun, after: CheckRun, text: str) -> HiddenCases:
     """Compare a check's runs with the hidden tests before and after the fix.
 
-    untouched: the run on the parent without the hidden tests. text: the task's; a file that could not be loaded before counts as
-    failing only if the text mentions the name that is missing.
+    untouched: the run on the parent without the hidden tests. text: the text of the task; a file that
+    could not be loaded before counts as failing only if the text mentions the missing name.
     """
     passing = [case for case, outcome in after.cases.items() if outcome == "passed"]
     if not passing:
         return HiddenCases(why=FAILS_AFTER if after.cases else NO_CASES)
     known = untouched.cases if untouched is not None else {}
-    # One that passed without the hidden tests and fails with them was changed by the commit.
+    # A case that passed without the hidden tests and fails with them was changed by the commit.
     kept = [case for case in passing if before.cases.get(case, known.get(case)) == "passed"]
     rest = [case for case in passing if case not in {*kept} and before.cases.get(case) != "skipped"]
     fixed = [case for case in rest if _fails(before, case, text)] if before.status == "success" else []
@@ -204,7 +207,7 @@ def _fails(before: CheckRun, case: str, text: str) -> bool:
 
 
 def steady_cases(found: HiddenCases, before: Sequence[CheckRun], after: Sequence[CheckRun]) -> HiddenCases:
-    """Return the cases that further runs tell in the same way."""
+    """Return the cases with the same result in further runs."""
     fixed = tuple(
         case
         for case in found.fixed
@@ -216,7 +219,7 @@ def steady_cases(found: HiddenCases, before: Sequence[CheckRun], after: Sequence
 
 
 def count_reasons(rows: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, int]]:
-    """Return the reasons for which commits were dropped with how often each, the most frequent first."""
+    """Yield why commits were dropped and how many, the most frequent reason first."""
     counts: dict[str, int] = {}
     for row in rows:
         if why := str(row.get("why") or ""):

@@ -1,4 +1,7 @@
-"""The report as one self-contained page of HTML with charts. Everything that a model or a repository wrote is only text in it."""
+"""The report as a self-contained HTML page with charts.
+
+Text of models and repositories is escaped.
+"""
 
 from __future__ import annotations
 
@@ -96,9 +99,9 @@ def text(value: object, most: int = 200) -> str:
     return escape(clean if len(clean) <= most else f"{clean[: most - 1]}…", quote=True)
 
 
-def _section(title: str, words: str, body: str) -> str:
-    said = f'<p class="soft small">{words}</p>' if words else ""
-    return f"<section><h2>{title}</h2>{said}{body}</section>"
+def _section(title: str, caption: str, body: str) -> str:
+    paragraph = f'<p class="soft small">{caption}</p>' if caption else ""
+    return f"<section><h2>{title}</h2>{paragraph}{body}</section>"
 
 
 def _tiles(report: Mapping[str, Any]) -> str:
@@ -251,12 +254,12 @@ def _tasks(report: Mapping[str, Any]) -> Iterator[str]:
     for task in report["tasks"]:
         found = [(item["config"], rows.get((task["id"], item["config"]))) for item in report["configurations"]]
         marks = "".join(_mark(name, row) for name, row in found)
-        told = "".join(_told(name, row) for name, row in found if row)
+        details = "".join(_details(name, row) for name, row in found if row)
         title = text(str(task["text"]).partition("\n")[0], 110)
         yield (
             f'<details><summary>{title}<span class="marks">{marks}</span></summary>'
             f'<p class="soft small">{text(task["id"])}; commit {text(task["commit"], 12)}; {task["hidden"]} hidden tests have to pass, '
-            f"{task['kept']} more have to pass still</p><pre>{text(task['text'], _MOST_CHARS)}</pre>{told}</details>"
+            f"{task['kept']} more have to pass still</p><pre>{text(task['text'], _MOST_CHARS)}</pre>{details}</details>"
         )
 
 
@@ -272,7 +275,7 @@ def _mark(name: object, row: Mapping[str, Any] | None) -> str:
     return f'<span class="mark {kind} small">{text(name, 30)}: {words}</span>'
 
 
-def _told(name: object, row: Mapping[str, Any]) -> str:
+def _details(name: object, row: Mapping[str, Any]) -> str:
     level = text(str(row["level"]).replace("_", "-"))
     answer = f"{level} winner" if row["winner"] else f"no winner ({text(row['state'])})"
     lines = [

@@ -1,4 +1,4 @@
-"""A task's text in a model's words."""
+"""Paraphrase the text of a task with a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_TOKENS, _MINUTES = 600, 5
 
 @asynccontextmanager
 async def open_rewriter(settings: Settings, tell: Tell) -> AsyncIterator[Rewrite]:
-    """Yield a function that asks the settings' model for a paraphrase. It returns '' for a reply that is of no use."""
+    """Yield a function that asks the settings' model for a paraphrase; it returns '' for a useless reply."""
     from moothall.model.client import open_model
 
     async with model_url(settings.llm, settings.data_dir, tell) as url, open_model(settings.llm, url) as model:

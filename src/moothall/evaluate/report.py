@@ -19,7 +19,7 @@ Rows = list[tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A candidate of a deliberation, and what the hidden tests say of it."""
+    """A candidate of a deliberation, and whether the hidden tests pass on it."""
 
     seat: str
     rank: int
@@ -31,9 +31,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One task under one configuration. `solved`: all hidden tests pass on the winner; `failing` names some that do not.
+    """One task under one configuration.
 
-    `state` is how the deliberation ended, `level` the winner's level of evidence. `digest` tells settings and options apart.
+    solved: all hidden tests pass on the winner. failing: some that do not. state: how the deliberation
+    ended. level: the winner's level of evidence. digest: of settings and options.
     """
 
     task: str
@@ -59,7 +60,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class TaskFigures:
-    """A task: `hidden` test cases have to pass, `kept` more have to pass still."""
+    """A task with the number of hidden cases that failed before, and of `kept` cases that have to pass still."""
 
     id: str
     repository: str
@@ -110,7 +111,7 @@ def make_report(place: Path, tasks: Sequence[Task], rows: Sequence[Mapping[str, 
 
 
 def share_words(share: Mapping[str, Any]) -> str:
-    """Return `2 of 3 (67 %, 21 to 94)`, or a dash of nothing."""
+    """Return `2 of 3 (67 %, 21 to 94)`, or a dash if the total is 0."""
     if not share["total"]:
         return "-"
     return f"{share['count']} of {share['total']} ({100 * share['share']:.0f} %, {100 * share['low']:.0f} to {100 * share['high']:.0f})"

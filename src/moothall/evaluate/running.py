@@ -1,4 +1,4 @@
-"""Run every configuration on every task, judge the answers by the hidden tests, and record what came of it."""
+"""Run configurations on tasks, judge the answers by the hidden tests, and record the results."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _NO_WINNER = Judgement(solved=False)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What all configurations are asked with. Zero and empty mean the default; limit: seconds; budget: tokens."""
+    """Options of deliberations. Zero and empty mean the default; limit: seconds; budget: tokens."""
 
     agents: int = 0
     protocol: str = ""
@@ -68,37 +68,37 @@ class Configuration:
 
     @property
     def digest(self) -> str:
-        """What tells it from another one of the same name."""
+        """A digest of its settings and options."""
         settings = json.loads(self.settings.model_dump_json(exclude={"data_dir", "log", "trace"}))
         return digest(json.dumps(settings, sort_keys=True), json.dumps(dump(self.options), sort_keys=True))[:16]
 
     def request(self, task: Task, deliberation: str, repository: RepositoryRef) -> DeliberationRequest:
-        """Return what a council is asked for a task."""
-        asked = self.options
+        """Return the request of a task."""
+        options = self.options
         return DeliberationRequest(
             description=task.text,
             role="dev",
             task_id=deliberation,
             repository=repository,
-            constraints=Constraints(timeout_seconds=asked.limit),
-            budget=Budget(tokens=asked.budget),
-            num_agents=asked.agents,
-            protocol=asked.protocol,
-            model=asked.model,
-            seed=asked.seed,
+            constraints=Constraints(timeout_seconds=options.limit),
+            budget=Budget(tokens=options.budget),
+            num_agents=options.agents,
+            protocol=options.protocol,
+            model=options.model,
+            seed=options.seed,
             records_calls=True,
         )
 
 
 def check_configurations(configurations: Sequence[Configuration], results: Lines) -> None:
-    """Raise `InvalidRequest` for two that are the same, and for one that was another when it was measured."""
+    """Raise `InvalidRequest` for two equal configurations, and for one whose results are of other settings."""
     seen: dict[str, str] = {}
     for one in configurations:
         other = seen.setdefault(one.digest, one.name)
         if other != one.name:
             raise InvalidRequest(
-                f"the configurations {other} and {one.name} have the same settings: nothing would be compared. Do variables "
-                "MOOTHALL_… of the environment override both files? Change one of them"
+                f"the configurations {other} and {one.name} have the same settings: nothing would be compared. Change one; "
+                "environment variables MOOTHALL_… override both files"
             )
         measured = [row for row in results.of(config=one.name) if not row.get("broken")]
         if any(row.get("digest") != one.digest for row in measured):
@@ -110,7 +110,7 @@ def check_configurations(configurations: Sequence[Configuration], results: Lines
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Runs tasks under configurations. `folder` is the evaluation's; what is in `results` is not done again."""
+    """Runs tasks under configurations. `folder` is the evaluation's; tasks with a result are not run again."""
 
     folder: Path
     repositories: TrustedRepositories
@@ -119,7 +119,7 @@ class Runner:
     tell: Tell
 
     async def run(self, configuration: Configuration, tasks: Sequence[Task], at_once: int = 1) -> None:
-        """Run the tasks that have no result yet. Raises what keeps all of them from being run."""
+        """Run the tasks that have no result yet. Raises errors that the next task would meet, too."""
         left = [task for task in tasks if not any(self._done(task, configuration))]
         if not left:
             return
@@ -140,7 +140,7 @@ class Runner:
         number = sum(1 for row in self.results.of(task=task.id, config=configuration.name) if row.get("broken"))
         repository = await self.seal(task)
         key = {"task": task.id, "config": configuration.name, "digest": configuration.digest}
-        # Before the time of the first configuration runs: the others find it done.
+        # Before the deliberation, whose time it would take; later configurations find the base prepared.
         prepared = await self.repositories.prepare(await self.repositories.resolve(repository))
         self.tell(f"{configuration.name} {task.id}: the council begins")
         while True:
@@ -160,8 +160,8 @@ class Runner:
         if why := _broken(outcome):
             self.results.add({**key, "broken": True, "why": why})
             raise ModelUnavailable(
-                f"no seat of configuration {configuration.name} could work: {why}. Mend that and run the same command again; "
-                "what is measured is kept"
+                f"no seat of configuration {configuration.name} could work: {why}. Fix that and run the same command again; "
+                "results so far are kept"
             )
         row = await self._judge(task, prepared, outcome)
         self._write_trajectories(configuration, task, events)
@@ -178,8 +178,8 @@ class Runner:
                 await self.repositories.resolve(RepositoryRef(id=entry.id))
                 await pin(clone, task.parent)
             await seal(GitRunner(self.folder / DATA / "repos", 600), clone, task.parent, folder)
-        said = Commands.model_validate(task.commands)
-        entry = await self.repositories.register(str(folder), push="none", commands=said)
+        commands = Commands.model_validate(task.commands)
+        entry = await self.repositories.register(str(folder), push="none", commands=commands)
         return RepositoryRef(id=entry.id, ref=task.parent)
 
     async def export(self, task: Task, harbor: Harbor) -> Path:
@@ -198,9 +198,16 @@ class Runner:
                 continue
             if result.diff not in known:
                 known[result.diff] = await self.judge.judge(task, prepared, result.diff)
-            found = known[result.diff]
+            judgement = known[result.diff]
             candidates.append(
-                Answer(result.seat, result.rank, result.level.value, found.solved, failing=found.failing, why=found.why)
+                Answer(
+                    result.seat,
+                    result.rank,
+                    result.level.value,
+                    judgement.solved,
+                    failing=judgement.failing,
+                    why=judgement.why,
+                )
             )
         winner = known.get(outcome.diff, _NO_WINNER) if outcome.winner_id else _NO_WINNER
         return Result(
@@ -232,7 +239,7 @@ class Runner:
 
 
 async def _follow(house: House, task_id: str) -> tuple[Outcome, list[Event]]:
-    """Return how a deliberation ends, with its events."""
+    """Return the outcome of a deliberation and its events."""
     events: list[Event] = []
     async for recorded in house.desk.watch(task_id, 0, LOCAL):
         events.append(recorded.event)
@@ -242,7 +249,7 @@ async def _follow(house: House, task_id: str) -> tuple[Outcome, list[Event]]:
 
 
 def _broken(outcome: Outcome) -> str:
-    """Return what kept every seat from working, if the next task would meet it, too; else ''."""
+    """Return why no seat could work, if the next task would fail for the same reason; else ''."""
     worked = [seat for seat in outcome.seats if seat.status != "unstarted" or seat.error_code]
     if outcome.results or not worked or any(seat.error_code not in _STOPS for seat in worked):
         return ""
@@ -256,7 +263,7 @@ def describe(row: Result) -> str:
 
 
 def own_settings(settings: Settings, folder: Path) -> Settings:
-    """Return settings with the data directory of an evaluation, and without a way to the network for the tools of seats."""
+    """Return settings with the evaluation's data directory, under which tools of seats reach no network."""
     shut = WebFamily().own(settings).model_copy(update={"allow": (), "only_allowed": True})
     return settings.model_copy(update={"data_dir": folder / DATA, WebFamily.section: shut})
 
@@ -272,18 +279,19 @@ async def open_judge(settings: Settings) -> AsyncIterator[tuple[TrustedRepositor
 def read_configurations(
     named: Sequence[str], default: Settings, options: Options, folder: Path, load_file: Callable[[Path], Settings]
 ) -> list[Configuration]:
-    """Return the configurations that were named as NAME=FILE[,KEY=VALUE…]; without any, the current settings as `default`.
+    """Return the configurations of arguments NAME=FILE[,KEY=VALUE…].
 
-    An empty FILE means the current settings, too. Raises `InvalidRequest`, `ConfigurationError`.
+    Without any, return the current settings as `default`. An empty FILE also means the current settings.
+    Raises `InvalidRequest`, `ConfigurationError`.
     """
     if not named:
         return [Configuration("default", own_settings(default, folder), options)]
     found: dict[str, Configuration] = {}
-    for said in named:
-        name, mark, rest = said.partition("=")
+    for argument in named:
+        name, mark, rest = argument.partition("=")
         file, *own = rest.split(",")
         if not (name and mark and rest):
-            raise InvalidRequest(f"--config {said[:80]!r} is not NAME=FILE; write --config small=small.toml")
+            raise InvalidRequest(f"--config {argument[:80]!r} is not NAME=FILE; write --config small=small.toml")
         if len(name) > 40 or not all(letter.isalnum() or letter in "-_." for letter in name) or name.startswith("."):  # noqa: PLR2004
             raise InvalidRequest(f"--config {name[:80]!r}: a name has at most 40 letters, digits, '-', '_' and '.'")
         if name in found:
@@ -299,7 +307,7 @@ def read_configurations(
 
 
 def _with_options(options: Options, name: str, pairs: Sequence[str]) -> Options:
-    """Return options with those that a configuration has of its own, as KEY=VALUE. Raises `InvalidRequest`."""
+    """Return options overridden by KEY=VALUE pairs. Raises `InvalidRequest`."""
     own: dict[str, int | str] = {}
     for pair in pairs:
         key, _, value = pair.partition("=")

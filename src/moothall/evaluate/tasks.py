@@ -20,12 +20,13 @@ _DELETE = "Delete it to go on without that task"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A bug fix of the past. Its tests are hidden from the seats and judge the winner.
+    """A past bug fix. Its tests are hidden from the seats and judge the winner.
 
-    repository: a path or URL. parent, commit: full commit ids; the seats see the parent. text: what the council is asked.
-    cases: by check, the test cases that fail on the parent and pass on the commit. kept: by check, the cases of the same files that
-    pass on both. paths: by check, the test files that its runner is given; none for the whole check. tests: the diff of the hidden
-    files. fix: the diff of all other files. commands: what a person said about set-up and checks, as in .moothall.toml.
+    repository: a path or URL. parent, commit: full commit ids; the seats see the parent. text: the
+    description for the council. cases: by check, the test cases that fail on the parent and pass on the
+    commit. kept: by check, the cases of the same files that pass on both. paths: by check, the test files
+    to run; none for the whole check. tests: the diff of the hidden files. fix: the diff of all other
+    files. commands: configured set-up and checks, as in .moothall.toml.
     """
 
     id: str

@@ -85,6 +85,6 @@ def test_tables_name_the_figure_to_watch() -> None:
 
 def test_results_of_other_tasks_and_runs_without_a_result_are_left_out() -> None:
     task = Task("shop-1", "/repo", "a" * 40, "b" * 40, "Fix it", {"tests": ("t::x",)}, "diff")
-    rows = [{"task": "gone", "config": "small"}, {"task": "shop-1", "config": "small", "broken": True}]
+    rows: list[dict[str, Any]] = [{"task": "gone", "config": "small"}, {"task": "shop-1", "config": "small", "broken": True}]
     report = make_report(Path("/evaluation"), [task], rows)
     assert (report.results, report.configurations) == ((), ())
