@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moothall import __version__
-from moothall.domain.codec import list_of, mapping_of, text_of
+from moothall.domain.budget import Usage
+from moothall.domain.codec import list_of, load, mapping_of, text_of
 from moothall.domain.event import Event, EventType
 
 _SCHEMA = "ATIF-v1.6"
@@ -25,19 +26,17 @@ def trajectories(events: Sequence[Event], text: str) -> dict[str, dict[str, Any]
 
 def _document(events: Sequence[Event], seat: str, text: str) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [{"step_id": 1, "source": "user", "message": text}]
-    waiting: list[Mapping[str, Any]] = []
-    total, model, answer = _Sum(), "", ""
+    total, turn, model, answer = Usage(), Usage(), "", ""
     for event in events:
         if event.type is EventType.MODEL_CALLED:
             model = text_of(event.data.get("model")) or model
-            usage = mapping_of(event.data.get("usage"))
-            total.add(usage)
-            waiting.append(usage)
+            usage = load(Usage, mapping_of(event.data.get("usage")))
+            total, turn = total + usage, turn + usage
             answer = text_of(event.data.get("answer"))
         elif event.type is EventType.SEAT_TURN:
             message = text_of(event.data.get("thought")) or answer  # a reply that could not be used has no thought
-            steps.append(_step(event, len(steps) + 1, model, waiting) | {"message": message})
-            waiting, answer = [], ""
+            steps.append(_step(event, len(steps) + 1, model, turn) | {"message": message})
+            turn, answer = Usage(), ""
     return {
         "schema_version": _SCHEMA,
         "session_id": f"{text_of(events[0].data.get('task_id'))}-{seat}",
@@ -49,19 +48,16 @@ def _document(events: Sequence[Event], seat: str, text: str) -> dict[str, Any]:
         },
         "steps": steps,
         "final_metrics": {
-            "total_prompt_tokens": total.prompt,
-            "total_completion_tokens": total.completion,
-            "total_cached_tokens": total.cached,
-            "total_cost_usd": total.cost,
+            "total_prompt_tokens": total.prompt_tokens,
+            "total_completion_tokens": total.completion_tokens,
+            "total_cached_tokens": total.cached_tokens,
+            "total_cost_usd": total.cost_usd,
             "total_steps": len(steps),
         },
     }
 
 
-def _step(event: Event, number: int, model: str, usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    total = _Sum()
-    for usage in usages:
-        total.add(usage)
+def _step(event: Event, number: int, model: str, usage: Usage) -> dict[str, Any]:
     calls = [mapping_of(call) for call in list_of(event.data.get("calls"))]
     step: dict[str, Any] = {
         "step_id": number,
@@ -83,12 +79,12 @@ def _step(event: Event, number: int, model: str, usages: Sequence[Mapping[str, A
         step["observation"] = {
             "results": [{"source_call_id": name, "content": _content(call)} for name, call in zip(names, calls, strict=True)]
         }
-    if usages:
+    if usage != Usage():
         step["metrics"] = {
-            "prompt_tokens": total.prompt,
-            "completion_tokens": total.completion,
-            "cached_tokens": total.cached,
-            "cost_usd": total.cost,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "cost_usd": usage.cost_usd,
         }
     if verdicts := mapping_of(event.data.get("checks")):
         step["extra"] = {"checks": dict(verdicts)}
@@ -101,22 +97,3 @@ def _content(call: Mapping[str, Any]) -> str:
         return error if isinstance(error, str) else json.dumps(error)
     output = call.get("output")
     return output if isinstance(output, str) else json.dumps(output)
-
-
-class _Sum:
-    """A sum of usages."""
-
-    def __init__(self) -> None:
-        self.prompt = self.completion = self.cached = 0
-        self.cost = 0.0
-
-    def add(self, usage: Mapping[str, Any]) -> None:
-        self.prompt += _number(usage.get("prompt_tokens"))
-        self.completion += _number(usage.get("completion_tokens"))
-        self.cached += _number(usage.get("cached_tokens"))
-        cost = usage.get("cost_usd")
-        self.cost += cost if isinstance(cost, int | float) else 0.0
-
-
-def _number(value: object) -> int:
-    return int(value) if isinstance(value, int | float) else 0
