@@ -29,8 +29,11 @@ BROKEN = frozenset(
 
 
 def exit_code(outcome: Outcome, *, answers: bool = False) -> int:
-    """Return 0 for a winner that is proven or reproduced, or shows that the task is already done, 3 for another one, 1 for none, 2 where a part was broken: the winner could not be
-    delivered, or no seat could work at all. `answers`: an answer in words needs no proof.
+    """Return the exit code of an outcome.
+
+    0: the winner is proven or reproduced, or the task is already done. 3: another winner. 1: none.
+    2: a part was broken: the winner could not be delivered, or no seat could work at all.
+    answers: an answer in words needs no proof.
     """
     if outcome.winner_id:
         if outcome.final_state == "failed":

@@ -164,8 +164,8 @@ class Narrator:
         """Show an event."""
         self._board.take(recorded)
         if self._live is not None:
-            told = recorded.event.type in {EventType.DELIBERATION_STARTED, EventType.EVIDENCE_REPORTED}
-            if told or _is_base(recorded) or _is_refusal(recorded):
+            printed = recorded.event.type in {EventType.DELIBERATION_STARTED, EventType.EVIDENCE_REPORTED}
+            if printed or _is_base(recorded) or _is_refusal(recorded):
                 self._print(recorded)
             return
         self._wait()

@@ -150,9 +150,8 @@ def _tell_report(data: Mapping[str, Any]) -> tuple[str, str]:
     report = data["report"]
     usage = report.get("usage") or {}
     spent = usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
-    return f"{plain(report['message'], 600)}" + (f" ({spent} tokens)" if spent else ""), "yellow" if report.get(
-        "missing"
-    ) else "bold"
+    text = plain(report["message"], 600) + (f" ({spent} tokens)" if spent else "")
+    return text, "yellow" if report.get("missing") else "bold"
 
 
 def _tell_failure(data: Mapping[str, Any]) -> tuple[str, str]:
@@ -273,8 +272,8 @@ def _yes(value: bool) -> Text:  # noqa: FBT001 - it is what is shown
 def _show_winner(console: Console, outcome: Outcome, winner: Result) -> None:
     undecided = ", undecided: only a hash puts it first" if outcome.undecided else ""
     if outcome.final_state == "already_done":
-        said = f"The task is already done, as {outcome.winner_id} says: these tests pass on the base. Nothing was changed."
-        console.print(Text(said, style="bold green"))
+        text = f"{outcome.winner_id}: the task is already done. These tests pass on the base; nothing was changed."
+        console.print(Text(text, style="bold green"))
     else:
         console.print(Text(f"Winner: {outcome.winner_id} ({outcome.level.words}{undecided})", style="bold green"))
     if winner.diff:

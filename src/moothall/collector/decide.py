@@ -200,26 +200,26 @@ def _seats_evaluated(state: DeliberationState, candidates: Sequence[Candidate]) 
 
 
 def _reports(state: DeliberationState) -> tuple[Report, ...]:
-    """Return what agents beside the seats found, in the order of their names and messages."""
+    """Return the reports of agents beside the seats, sorted by name and message."""
     return tuple(sorted(_values(state.reports), key=lambda item: (item.agent, item.message)))
 
 
 def _missing(state: DeliberationState, candidate: str) -> tuple[str, ...]:
-    """Return what is told of the reviews of a candidate that were asked for and are missing, one a reviewer."""
+    """Return a message for each review of a candidate that was requested and is missing."""
     given = {reviewer for (name, _, reviewer, _) in state.reviews if name == candidate}
     reports = {item.agent: item.message for item in _reports(state) if item.missing and item.candidate == candidate}
     return tuple(message for agent, message in sorted(reports.items()) if agent not in given)
 
 
 def _reason(report: Report) -> str:
-    """Return a report as a reason, with what its agent spent."""
+    """Return a report as a reason, with the tokens of its agent."""
     message = plain(report.message, _REPORT)
     spent = report.usage.prompt_tokens + report.usage.completion_tokens
     return as_sentence(f"{message[:1].upper()}{message[1:]}" + (f" ({spent} tokens)" if spent else ""))
 
 
 def _results(places: Sequence[RankedCandidate], candidates: Sequence[Candidate], reports: Sequence[Report]) -> tuple[Result, ...]:
-    """Return the places with their evidence. What agents report of no answer in particular is told with the first."""
+    """Return the places with their evidence. Reports about no single answer are reasons of the first."""
     general = tuple(_reason(item) for item in reports if not item.candidate)
     by_name = {item.proposal.candidate: item for item in candidates}
     results = []

@@ -49,8 +49,8 @@ class DeliberationState(NamedTuple):
     Keys begin with (candidate, digest of its diff), for two hosts that worked at the same time may have made
     different proposals of one name, and what was found of one says nothing of the other; the digest is empty where
     the event doesn't tell. Then follow check; author and the digest of the author's diff; reviewer and event id.
-    The others: seat; call id; event id. Answers and prompts are not kept, so that a state stays small. A tuple, for a new one is made with each
-    event, at a third of what a dataclass takes.
+    The others: seat; call id; event id. Answers and prompts are not kept, so that a state stays small. A
+    tuple, for a new one is made with each event, at a third of what a dataclass takes.
     """
 
     task_id: str

@@ -216,8 +216,8 @@ class LimitSettings(Section):
     patience_seconds: float = Field(10.0, ge=0, description="and at least this long")
     second_wave: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="seats propose once more, on notes about the first proposals, where none is reproduced or proven; auto: with the "
-        "protocol tournament",
+        description="if no proposal is reproduced or proven, seats propose once more, on notes about "
+        "the first proposals; auto: with the protocol tournament",
     )
     quorum: float = Field(0.5, gt=0, le=1, description="share of seats that decides at the deadline")
     grace_seconds: float = Field(10.0, ge=0, description="after its deadline a deliberation is decided with what there is")
@@ -238,15 +238,18 @@ class LimitSettings(Section):
 
 
 class EvidenceSettings(Section):
-    """Evidence beside the tests of the repository. The agents need a model with native tools and a window from 16,000 tokens."""
+    """Evidence beside the tests of the repository.
+
+    The agents need a model with native tools and a window of 16,000 tokens or more.
+    """
 
     test_writer: bool = Field(
         default=True,
-        description="where no answer is proven, an agent that sees no answer writes tests from the task, and they run on all of them",
+        description="if no answer is proven, an agent that sees no answer writes tests from the task; they run on all answers",
     )
     tie_breaker: bool = Field(
         default=True,
-        description="where tests leave different answers level, an agent compares them and writes a test that tells them apart",
+        description="if tests leave different answers level, an agent compares them and writes a test that tells them apart",
     )
     review_tools: bool = Field(
         default=True, description="reviewers get a workspace with the answer and a shell; off: they see its diff alone"
@@ -255,7 +258,8 @@ class EvidenceSettings(Section):
         0.0,
         ge=0,
         lt=1,
-        description="where at least four cases fail on the base: this share of them runs on every answer and is hidden from seats, by whole test files",
+        description="share of the cases failing on the base, if at least four do, that is hidden from "
+        "seats and runs on every answer; whole test files",
     )
 
 

@@ -366,5 +366,7 @@ READERS: Mapping[EventType, _Reader] = {
     EventType.DECISION_MADE: (("story_id",), _on_decision),
 }
 """By type: the fields without which an event names nothing, and what it adds. Not projected, because nobody asks the graph
-for them: seat.turn (its calls are there one by one), deliberation.steered (which calls heard it is in the log), deliberation.paused and deliberation.resumed, evidence.reported (what it tells of tests is in their runs), agent.progress, audit.recorded, and who is registered where.
+for them: seat.turn (its calls are there one by one), deliberation.steered (which calls heard it is in the
+log), deliberation.paused and deliberation.resumed, evidence.reported (its tests are there as runs),
+agent.progress, audit.recorded, and who is registered where.
 """
