@@ -493,7 +493,9 @@ class LocalWorkspaces:
         """Open a fresh workspace. See `ports.Workspaces`."""
         clone = self._clones(prepared.base.repository)
         changes = await self._first.of(prepared.base, clone, patch, extra, judged=judged, files=files, append=append)
-        remote = self._remotes(prepared.base.repository) if self._remotes else None
+        # The origin has the hidden tests, and its history is unrelated to a base without them.
+        remotes = None if prepared.base.profile.hidden else self._remotes
+        remote = remotes(prepared.base.repository) if remotes else None
         async with self.pool.box(prepared) as box:
             box.called = f"{name}.{box.name}"
             workspace = LocalWorkspace(

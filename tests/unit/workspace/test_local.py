@@ -13,16 +13,17 @@ from typing import Any
 import psutil
 import pytest
 
-from moothall.config import LimitSettings
+from moothall.config import LimitSettings, WorkspaceSettings
 from moothall.council.prompting.survey import Surveyor, SurveyOrder
 from moothall.domain.evidence import Verdict
-from moothall.domain.repository import Prepared, Profile
+from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.tool import ToolStatus
 from moothall.errors import PatchRefused, WorkspaceFailed
 from moothall.repositories.objects import Change
 from moothall.repositories.patch_rules import FILE
+from moothall.repositories.trusted import TrustedRepositories
 from moothall.sandbox import orphans
-from moothall.workspace.local import LocalWorkspace
+from moothall.workspace.local import LocalWorkspace, LocalWorkspaces
 from support.local import PYTEST, Local, in_pods, local, python
 from support.processes import command_line, descendants
 from support.repos import SAMPLE, SOLUTION, Repo
@@ -267,6 +268,22 @@ async def test_git_tools_work_on_the_trusted_side(house: Local, prepared: Prepar
         wrong = await house.call(workspace, "git.checkout", ref="elsewhere")
         assert (wrong.status, "no commit" in wrong.error) == (ToolStatus.INVALID, True)
         assert (await house.call(workspace, "git.push", branch="work")).status is ToolStatus.BLOCKED
+
+
+@pytest.mark.parametrize("tool", ["git.clone", "git.pull", "git.push"])
+async def test_no_workspace_reaches_the_origin_of_hidden_tests(tmp_path: Path, house: Local, tool: str) -> None:
+    async def prepare(base: Base, _: Callable[[str], None] | None) -> Prepared:
+        return Prepared(base, "key")
+
+    repositories = TrustedRepositories(tmp_path / "trusted", WorkspaceSettings(), prepare)
+    async with LocalWorkspaces(house.settings, lambda _: house.clone, repositories.remote) as workspaces:
+        for hidden in ((), ("tests/hidden/**",)):
+            prepared = await house.prepared(CHECKS, hidden=hidden)
+            async with workspaces.open(prepared, "one") as workspace:
+                await house.call(workspace, "files.append", path=UTILS, content=SOLUTION)
+                await house.call(workspace, "git.commit", message="m")
+                told = await house.call(workspace, tool, branch="work", url="https://host.invalid/x.git")
+            assert ("reaches no other repository" in str(told.error)) is bool(hidden), told
 
 
 async def test_a_hanging_pattern_is_stopped_and_the_workspace_lives_on(house: Local, prepared: Prepared) -> None:
