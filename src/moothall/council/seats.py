@@ -271,7 +271,9 @@ async def _merge(council: Assembly) -> Draft:
     """Return what the commits come to together."""
     if council.prepared is None or council.parts.merge is None:
         raise AssertionError("commits are merged where there is a repository")
-    patch = await council.parts.merge(council.prepared.base, council.d.merge)
+    base = council.prepared.base
+    # A base without its hidden tests has no history in common with what was delivered.
+    patch = await council.parts.merge(replace(base, sha=council.d.base_sha or base.sha), council.d.merge)
     if not patch.diff:
         raise NoChanges("the base has all of it already")
     return Draft(council.d.description, patch)

@@ -60,6 +60,20 @@ async def test_what_was_brought_together_is_judged_without_a_model(tmp_path: Pat
         assert len(of(again, EventType.SEAT_PROPOSED)) == 1
 
 
+async def test_commits_are_merged_into_the_original_base_and_not_into_one_without_its_hidden_tests(tmp_path: Path) -> None:
+    bases: list[str] = []
+
+    async def merge(base: Base, _: Sequence[str]) -> Patch:
+        bases.append(base.sha)
+        return Patch(base.sha, "c" * 40, solving(), ("src/utils.py",))
+
+    async with open_council(tmp_path, never) as house:
+        house.parts = replace(house.parts, merge=merge)
+        events = await house.run(house.deliberation("single", 1, merge=COMMITS, base_sha="d" * 40))
+    assert bases == ["d" * 40]
+    assert verdicts(events)["agent-dev-001", "tests"] == "passed"
+
+
 @pytest.mark.parametrize(("diff", "end"), [("conflict", "failed MERGE_CONFLICT"), ("", "failed NO_CHANGES")])
 async def test_what_cannot_be_brought_together_is_said(tmp_path: Path, diff: str, end: str) -> None:
     async with open_council(tmp_path, never) as house:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
+from moothall.errors import RepositoryError
 from moothall.repositories.ownfile import to_toml
 from moothall.repositories.profile import parse_own
 from moothall.repositories.trusted import TrustedRepositories
@@ -41,6 +44,12 @@ async def test_hidden_tests_are_in_no_base_of_seats_and_in_no_history_of_it(tmp_
     assert await repositories.diff(base, patch.commit_sha) == patch.diff  # the hidden file is not removed by it
     delivered = await clone.apply(base.sha, patch.diff)
     assert "tests/hidden/test_b.py" in await clone.files(delivered.commit_sha)
+
+    merged = await repositories.merge(base, [delivered.commit_sha])
+    assert merged.diff == patch.diff
+    assert await repositories.diff(base, merged.commit_sha) == patch.diff
+    with pytest.raises(RepositoryError, match="unrelated histories"):
+        await repositories.merge(prepared.base, [delivered.commit_sha])
 
 
 def test_a_profile_that_hides_tests_can_be_written_and_read_again() -> None:
