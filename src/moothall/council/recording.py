@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -130,6 +131,7 @@ class RecordedModel:
         self._told: dict[str, tuple[str, ...]] = {}
         self._used: dict[str, Usage] = {}
         self._heard: dict[str, ChatReply] = {}
+        self._asking: dict[str, asyncio.Lock] = {}
         self._circles = dict(recording.circles)
         self._clean_ones: dict[Message, Message] = {}  # the system message and the task are in every prompt
 
@@ -156,7 +158,14 @@ class RecordedModel:
         return self._circles.setdefault(step, found)
 
     async def ask(self, request: ChatRequest) -> ChatReply:
-        """Return the answer. No secret is in what is sent. Raises what the model raises, and `BudgetExceeded`."""
+        """Return the answer. The same call is made once, also if it is asked for twice at the same time. No secret is in what is sent.
+
+        Raises what the model raises, and `BudgetExceeded`.
+        """
+        async with self._asking.setdefault(request.call_id, asyncio.Lock()):
+            return await self._ask(request)
+
+    async def _ask(self, request: ChatRequest) -> ChatReply:
         if (heard := self._heard.get(request.call_id)) is not None:
             return heard  # a turn that is done again, in a fresh workspace
         _, seat, phase, _ = request.call_id.split("/")

@@ -113,6 +113,33 @@ async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
     assert heard.told == [Writing("agent-dev-001", "one "), Writing("agent-dev-001", "")]
 
 
+async def test_a_call_that_is_asked_for_twice_at_once_is_made_and_paid_once(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    class Counting:
+        async def reply_mode(self) -> ReplyMode:
+            return "blocks"
+
+        async def describe(self) -> ModelDescription:
+            return ModelDescription()
+
+        async def chat(self, request: ChatRequest, on_text: Any = None, *, ours: Any = None) -> ChatReply:
+            del on_text, ours
+            calls.append(request.call_id)
+            await asyncio.sleep(0)
+            return ChatReply(f"answer {len(calls)}", "stop", Usage(prompt_tokens=7))
+
+    async with open_council(tmp_path, lambda *_: "") as house:
+        d = house.deliberation()
+        ledger, facts = Ledger(d.budget), Facts(house.bus, d)
+        model = RecordedModel(Counting(), ledger=ledger, facts=facts, recording=Recording(), settings=house.parts.llm)
+        deadline = datetime.now(UTC) + timedelta(seconds=20)
+        request = ChatRequest(f"{d.task_id}/-/verify/1.tests.x", (Message("user", "read"),), 100, deadline)
+        one, two = await asyncio.gather(model.ask(request), model.ask(request))
+    assert (one.text, two.text, calls) == ("answer 1", "answer 1", [request.call_id])
+    assert model.usage_of("-").prompt_tokens == ledger.spent.prompt_tokens == 7
+
+
 async def test_what_came_at_once_is_not_told_at_all() -> None:
     heard = Heard()
     growing = Growing("s", heard.hint, scrub, every=60)
