@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import glob
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from moothall import telemetry
@@ -49,8 +50,7 @@ async def prepare(bus: Bus, repositories: Repositories, deliberation: Deliberati
             prepared = await _prepare(repositories, base, tell)
             if held := files_to_hold(prepared, held_out):
                 tell(f"holding {', '.join(held)} back from the seats (evidence.held_out)")
-                hidden = (*base.profile.hidden, *(f"/{path}" for path in held))
-                prepared = await _prepare(repositories, replace(base, profile=replace(base.profile, hidden=hidden)), tell)
+                prepared = await _prepare(repositories, hide_files(base, held), tell)
             prepared = replace(prepared, hidden={**prepared.hidden, **given})
             found = diagnose(prepared)
             tell(found.line)
@@ -73,6 +73,12 @@ def files_to_hold(prepared: Prepared, share: float) -> tuple[str, ...]:
         if sum(counts[one] for one in (*held, path)) <= share * counts.total():
             held.append(path)
     return tuple(sorted(held))
+
+
+def hide_files(base: Base, paths: Sequence[str]) -> Base:
+    """Return the base with a profile that hides just these files, whatever characters their names have."""
+    hidden = (*base.profile.hidden, *(f"/{glob.escape(path)}" for path in paths))
+    return replace(base, profile=replace(base.profile, hidden=hidden))
 
 
 async def _prepare(repositories: Repositories, base: Base, tell: Callable[[str], None]) -> Prepared:

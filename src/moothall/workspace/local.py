@@ -63,7 +63,7 @@ _SHELL_VARIABLES = {
     "PAGER": "cat",
     "GIT_PAGER": "cat",
 }
-HIDDEN_RULE = "[hidden] tests in .moothall.toml"
+HIDDEN_RULE = "reserved for hidden tests"
 _AGAIN = "this proves nothing about the code; run it again"
 _REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
     (InvalidRequest, ToolStatus.INVALID),

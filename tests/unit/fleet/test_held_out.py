@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
-from moothall.fleet.preparing import files_to_hold
+from moothall.fleet.preparing import files_to_hold, hide_files
+from moothall.repositories.patch_rules import matches
 
 
 def _prepared(cases: dict[str, str], flaky: tuple[str, ...] = ()) -> Prepared:
@@ -28,3 +29,11 @@ def test_few_cases_or_one_file_are_not_divided() -> None:
     four = {**three, "tests/test_d.py::test_x": "failed"}
     assert files_to_hold(_prepared(four), 0.5) != ()
     assert files_to_hold(_prepared(four, flaky=("tests/test_d.py::test_x",)), 0.5) == ()
+
+
+def test_a_file_whose_name_reads_like_a_pattern_is_hidden_and_no_other() -> None:
+    hidden = hide_files(
+        Base("r", "a" * 40, Profile(hidden=("secret/**",))), ("pages/[id].test.tsx", "tests/a*.py")
+    ).profile.hidden
+    assert all(matches(hidden, path) for path in ("pages/[id].test.tsx", "tests/a*.py", "secret/x.py"))
+    assert not any(matches(hidden, path) for path in ("pages/i.test.tsx", "tests/ab.py"))
