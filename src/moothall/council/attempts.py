@@ -38,7 +38,7 @@ def _describe(council: Assembly, judged: Judged, names: dict[str, str]) -> str:
     lines = [
         f"Summary by its author: {clip(proposal.content.strip(), _SUMMARY_CHARS)}",
         f"Changed files: {changed or 'none'}",
-        f"Evidence: {judged.candidate.level.words}",
+        f"Evidence: {judged.visible.level.words}",
     ]
     if council.prepared is not None:
         lines.append(clip(facts_text(judged, council.prepared.runs), _FACTS_CHARS))

@@ -59,6 +59,7 @@ from moothall.errors import (
 )
 from moothall.guard.seat import Meter, SeatContext
 from moothall.ports import Workspace
+from moothall.ranking import passes_gates
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -286,7 +287,7 @@ async def _revise(council: Assembly, sitting: Sitting, round_: int, reviews: Seq
     agent.talk.tell(prompts.revise_text(evidence, said, rivals_of(council, sitting)))
     last = sitting.drafts[-1]
     # Its own workspace, opened again on its own patch: the same files, a fresh executor.
-    draft = await _draft(council, sitting, round_, start=replace(last, green=last.green and judged.passes))
+    draft = await _draft(council, sitting, round_, start=replace(last, green=last.green and passes_gates(judged.visible)))
     same = (
         council.parts.clean(draft.patch.diff) == judged.proposal.diff if draft.patch else draft.content == judged.proposal.content
     )

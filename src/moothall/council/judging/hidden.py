@@ -86,6 +86,7 @@ def without_hidden(found: Assessment) -> Assessment:
         still_red=seen(found.still_red),
         unrelated=seen(found.unrelated),
         unsolved=seen(found.unsolved),
+        look=seen(found.look),
         proven=bool(seen(found.fixed)),
         missed=found.missed and bool(seen(found.unsolved)),
     )

@@ -70,6 +70,11 @@ class Judged:
         return without_hidden(self.assessment)
 
     @property
+    def visible(self) -> Candidate:
+        """The candidate as seats and reviewers may know it: without hidden tests."""
+        return replace(self.candidate, assessment=self.seen)
+
+    @property
     def passes(self) -> bool:
         """Whether every gate is passed."""
         return passes_gates(self.candidate)
@@ -79,9 +84,8 @@ class Judged:
         """Whether it leaves nothing to repair that its author may know of: it passes the gates and its own tests, and no failure
         concerns the task.
         """
-        if self.candidate.own_failing or self.seen.unsolved:
-            return False
-        return passes_gates(replace(self.candidate, assessment=self.seen))
+        visible = self.visible
+        return not visible.own_failing and not visible.assessment.unsolved and passes_gates(visible)
 
 
 class Bench:

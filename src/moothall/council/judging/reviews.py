@@ -200,7 +200,7 @@ def _facts_of(council: Assembly, answer: Answer) -> str:
     item = next((item for item in council.judged if prepared and item.proposal == answer.proposals[0]), None)
     if item is None or prepared is None:
         return ""
-    look = item.assessment.look
+    look = item.seen.look
     return "\n".join([facts_text(item, prepared.runs), *(["Lines to look at:", *look] if look else [])])
 
 
