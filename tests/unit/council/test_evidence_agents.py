@@ -126,6 +126,50 @@ async def test_the_examples_of_the_task_are_given_to_the_test_writer_and_missed_
     assert "tests/test_b.py::test_example" in "\n".join(outcome.results[0].reasons)
 
 
+class _LostOnce(set[str]):
+    """Names of workspaces that are lost at their next call, and no more after it."""
+
+    def __contains__(self, name: object) -> bool:
+        found = super().__contains__(name)
+        self.discard(str(name))
+        return found
+
+
+async def test_a_lost_workspace_does_not_end_the_test_writer_s_work(native: Any) -> None:
+    """It corrects its tests in the second reply, in which its workspace is lost: the first one comes again, and confirms nothing."""
+    task = "discount() is wrong: discount(200, 10) should be 180, and `discount(50, 50)` must return `25`."
+    one = "from price import discount\n\n\ndef test_a():\n    assert discount(100, 1) == 99\n"
+    lost = _LostOnce()
+    writer = turns((write(one, "tests/test_a.py"), SUBMIT), (write(TESTS, "tests/test_b.py"), SUBMIT), (SUBMIT,))
+
+    def breaking(step: str) -> Any:
+        if step.endswith(".2"):
+            lost.add("task-1-test-writer")
+        return writer(step)
+
+    async with native(council_of(one=change(RIGHT), writer=breaking), files=FILES, evidence=ALL) as house:
+        house.workspaces.broken = lost
+        d = house.deliberation("single", 1, description=task)
+        events = await house.run(d)
+        opened = house.workspaces.opened.count("task-1-test-writer")
+    assert opened == 2
+    assert "tests/test_b.py::test_example" in "\n".join(decided(house, events, d).results[0].reasons)
+
+
+async def test_cases_that_no_reader_was_shown_do_not_count(native: Any) -> None:
+    many = (
+        "import pytest\nfrom price import discount\n\n\n@pytest.mark.parametrize('n', range(1, 43))\n"
+        "def test_many(n):\n    assert discount(100, n) == 100 - n\n"
+    )
+    writer = turns((write(many, "tests/test_many.py"), SUBMIT), (SUBMIT,))
+    async with native(council_of(one=change(RIGHT), writer=writer), files=FILES, evidence=ALL) as house:
+        d = house.deliberation("single", 1, description=TASK)
+        events = await house.run(d)
+    (report,) = reports(events)
+    assert "42 tests, 42 of them fail on the base, 40 count" in report["message"]
+    assert "does not fit the task: only 40 tests are read" in report["message"]
+
+
 async def test_a_special_cased_answer_is_not_chosen_since_the_test_writer_s_test_fails_on_it(native: Any) -> None:
     answer = council_of(one=change(SPECIAL), two=change(RIGHT), writer=WRITER)
     async with native(answer, files=FILES, evidence=WRITER_ONLY) as house:

@@ -27,6 +27,7 @@ from moothall.domain.proposal import Proposal
 from moothall.domain.protocol import PROTOCOLS
 from moothall.domain.repository import Patch
 from moothall.errors import BusUnavailable, MoothallError
+from moothall.ports import Workspace
 from moothall.ranking.gates import name_cases, plain
 
 _TRIES = 2
@@ -105,6 +106,9 @@ async def _write(council: Assembly) -> tuple[Proposal | None, str]:
     kept: list[Proposal] = []
     turns = min(TURNS, setup.max_turns)
 
+    async def prepare(_workspace: Workspace) -> None:
+        kept.clear()  # in a second workspace the same replies come again, and none of them confirms what was submitted before
+
     async def examine(call: FunctionCall, commit: Callable[[], Awaitable[Patch]]) -> tuple[str, bool]:
         del call
         patch = await commit()
@@ -126,6 +130,7 @@ async def _write(council: Assembly) -> tuple[Proposal | None, str]:
         turns=range(1, turns + 1),
         where="verify/0",
         until=until,
+        prepare=prepare,
     )
     why = "it wrote none"
     try:
@@ -193,7 +198,8 @@ def reader_of(
             except MalformedReplyError as error:
                 messages = (*messages, Message("assistant", reply.text), Message("user", f"That is no answer: {error}"))
                 continue
-            return {cases[number - 1]: why for number, why in dropped.items()}
+            unread = dict.fromkeys(cases[evidence_prompt.READ_CASES :], f"only {evidence_prompt.READ_CASES} tests are read")
+            return {cases[number - 1]: why for number, why in dropped.items()} | unread
         return dict.fromkeys(cases, "nobody could read it against the task")
 
     return read

@@ -128,6 +128,7 @@ async def _compare(council: Assembly, diffs: Sequence[str]) -> _Finding:
         return "\n".join([*(lines or ["No new test ran."]), more]), again or good
 
     async def prepare(workspace: Workspace) -> None:
+        found.author, found.same = None, ""  # in a second workspace the same replies come again
         await _lay_out(council, workspace, letters, [bench.exact(diff) for diff in diffs])
 
     task = AgentTask(

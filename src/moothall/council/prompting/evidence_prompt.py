@@ -58,7 +58,8 @@ How to work: read the change and the code around it, run it on the examples of t
 and for code that serves the tests instead of the problem (expected values of tests written into the code, tests detected). Change \
 nothing. Then call submit."""
 SAME = "same"
-_CASES = 40
+READ_CASES = 40
+"""The most test cases that a reader compares with the task in one call."""
 
 SUBMIT_TESTS = FunctionTool(
     "submit",
@@ -132,7 +133,7 @@ def reviewer_prompt(
 
 def validation_prompt(system: str, shared: str, tests: str, cases: Sequence[str], *, asked: bool) -> tuple[Message, ...]:
     """Ask which tests do not fit the text of the task. No change of the code is shown. `asked`: only what the task asks for fits."""
-    numbered = "\n".join(f"{number}. {case}" for number, case in enumerate(cases[:_CASES], 1))
+    numbered = "\n".join(f"{number}. {case}" for number, case in enumerate(cases[:READ_CASES], 1))
     question = (
         "Which of them expect something that the text of the task does not ask for, or contradict it?"
         if asked
@@ -150,7 +151,7 @@ def validation_prompt(system: str, shared: str, tests: str, cases: Sequence[str]
 
 def validation_schema() -> ReplySchema:
     """Return the schema of the answer which tests do not fit a task."""
-    return numbered_schema("dropped", _CASES)
+    return numbered_schema("dropped", READ_CASES)
 
 
 def _pair(system: str, shared: str, last: str) -> tuple[Message, ...]:
