@@ -11,6 +11,7 @@ from dataclasses import replace
 from moothall import telemetry
 from moothall.council.front.hidden import fetch_hidden
 from moothall.council.front.refusals import fail_seats
+from moothall.council.judging.hidden import with_hidden_checks
 from moothall.domain.event import EventType
 from moothall.domain.evidence import HIDDEN, RED
 from moothall.domain.ids import digest
@@ -19,6 +20,7 @@ from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import MoothallError, NothingToJudge, RepositoryError, SandboxUnavailable, WorkspaceFailed
 from moothall.ports import Bus, Repositories
 from moothall.ranking import diagnose
+from moothall.ranking.gates import name_cases
 from moothall.ranking.relevance import find_test_file
 from moothall.telemetry.events import write_of
 
@@ -52,6 +54,8 @@ async def prepare(bus: Bus, repositories: Repositories, deliberation: Deliberati
                 tell(f"holding {', '.join(held)} back from the seats (evidence.held_out)")
                 prepared = await _prepare(repositories, hide_files(base, held), tell)
             prepared = replace(prepared, hidden={**prepared.hidden, **given})
+            if unused := with_hidden_checks(prepared)[1].unused:
+                tell(f"No check runs these hidden tests: {name_cases(unused)}. Add one for their folder to .moothall.toml.")
             found = diagnose(prepared)
             tell(found.line)
         finally:

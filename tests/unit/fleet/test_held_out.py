@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from moothall.domain.evidence import CheckRun, Verdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from moothall.council.front.hidden import store_hidden
+from moothall.domain.evidence import HIDDEN, CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
-from moothall.fleet.preparing import files_to_hold, hide_files
+from moothall.fleet.preparing import files_to_hold, hide_files, prepare
 from moothall.repositories.patch_rules import matches
+from support.council import open_council
 
 
 def _prepared(cases: dict[str, str], flaky: tuple[str, ...] = ()) -> Prepared:
@@ -37,3 +43,28 @@ def test_a_file_whose_name_reads_like_a_pattern_is_hidden_and_no_other() -> None
     ).profile.hidden
     assert all(matches(hidden, path) for path in ("pages/[id].test.tsx", "tests/a*.py", "secret/x.py"))
     assert not any(matches(hidden, path) for path in ("pages/i.test.tsx", "tests/ab.py"))
+
+
+async def test_hidden_tests_that_no_check_runs_are_named(tmp_path: Path) -> None:
+    async with open_council(tmp_path, lambda *_: "") as house:
+        profile = replace(house.prepared.base.profile, folders={"tests": "python"})
+        prepared = replace(house.prepared, base=replace(house.prepared.base, profile=profile))
+
+        class Ready:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(house.workspaces, name)
+
+            async def resolve(self, _ref: Any, *, tenant: str = "local") -> Base:
+                del tenant
+                return prepared.base
+
+            async def prepare(self, _base: Base, _tell: Any = None) -> Prepared:
+                return prepared
+
+        tests = {"python/tests/test_a.py": "", "web/tests/a.test.js": ""}
+        key = await store_hidden(house.bus.bucket(HIDDEN), tests, "local")
+        ready = await prepare(house.bus, Ready(), house.deliberation(hidden=key))
+        told = [recorded.event.data.get("current_task") async for recorded in house.bus.replay()]
+    assert ready is not None
+    assert ready.hidden == tests
+    assert "No check runs these hidden tests: web/tests/a.test.js. Add one for their folder to .moothall.toml." in told

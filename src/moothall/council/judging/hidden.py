@@ -18,10 +18,15 @@ from moothall.inside.checks import tells_cases
 
 @dataclass(frozen=True, slots=True)
 class HiddenTests:
-    """The texts of hidden tests by path, and by check the files that its runner is given; () for the whole check."""
+    """Hidden tests of a base.
+
+    files: their texts by path. paths: by check the files that its runner is given; () for the whole check. unused: the paths that
+    no check of tests takes.
+    """
 
     files: Mapping[str, str] = field(default_factory=dict)
     paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
 
 
 def with_hidden_checks(prepared: Prepared) -> tuple[Prepared, HiddenTests]:
@@ -50,7 +55,7 @@ def with_hidden_checks(prepared: Prepared) -> tuple[Prepared, HiddenTests]:
         folders |= {name: folder} if folder else {}
         reports |= {name: profile.reports[check]} if check in profile.reports else {}
     extended = replace(profile, checks=argv, folders=folders, reports=reports)
-    return replace(prepared, base=replace(prepared.base, profile=extended)), HiddenTests(prepared.hidden, paths)
+    return replace(prepared, base=replace(prepared.base, profile=extended)), HiddenTests(prepared.hidden, paths, tuple(left))
 
 
 def renamed(run: CheckRun) -> CheckRun:
