@@ -273,7 +273,7 @@ async def test_git_tools_work_on_the_trusted_side(house: Local, prepared: Prepar
 @pytest.mark.parametrize("tool", ["git.clone", "git.pull", "git.push"])
 async def test_no_workspace_reaches_the_origin_of_hidden_tests(tmp_path: Path, house: Local, tool: str) -> None:
     async def prepare(base: Base, _: Callable[[str], None] | None) -> Prepared:
-        return Prepared(base, "key")
+        return Prepared(base, "key", ())
 
     repositories = TrustedRepositories(tmp_path / "trusted", WorkspaceSettings(), prepare)
     async with LocalWorkspaces(house.settings, lambda _: house.clone, repositories.remote) as workspaces:
