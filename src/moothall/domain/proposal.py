@@ -119,6 +119,9 @@ def way(
     return min(1.0, turns / max(1, min(most, _USUAL_TURNS))) * _WORK
 
 
+_AGENTS = frozenset({TEST_WRITER, TIE_BREAKER})  # authors of tests that propose nothing
+
+
 @dataclass(frozen=True, slots=True)
 class CrossRun:
     """Another author's tests run on a candidate: `passed` is True if all of them passed, `cases` names some that did, `failed` some that
@@ -194,19 +197,26 @@ class Candidate:
         return any(item.check == ALREADY_DONE and item.verdict is Verdict.PASSED for item in self.assessment.evidence)
 
     @property
-    def level(self) -> EvidenceLevel:
-        """The best evidence that there is for it. Tests of other seats and of the test writer ran only if they fail on the base.
+    def reproducing(self) -> tuple[CrossRun, ...]:
+        """The passed runs of others' tests that fail on the base.
 
-        Those of agents that propose nothing may choose between answers and reproduce nothing: then their runs name no cases.
+        Tests of agents that propose nothing may pass on the base and choose between answers: then their runs name no cases.
         """
+        return tuple(
+            run
+            for run in self.cross
+            if run.passed and run.author != self.proposal.seat and (run.cases or run.author not in _AGENTS)
+        )
+
+    @property
+    def level(self) -> EvidenceLevel:
+        """The best evidence that there is for it."""
         if self.about_text:
             return EvidenceLevel.UNPROVEN
         if self.proven:
             return EvidenceLevel.PROVEN
-        others = [run for run in self.cross if run.author != self.proposal.seat]
-        agents = {TEST_WRITER, TIE_BREAKER}
-        refuted = any(not run.passed and run.author in agents for run in others)
-        if not refuted and any(run.passed and (run.cases or run.author not in agents) for run in others):
+        refuted = any(not run.passed and run.author in _AGENTS for run in self.cross)
+        if self.reproducing and not refuted:
             return EvidenceLevel.REPRODUCED
         own = {item.check: item.verdict for item in self.assessment.evidence if item.check in {OWN_TESTS, CONTRADICTION}}
         return EvidenceLevel.SELF_TESTED if own == {OWN_TESTS: Verdict.PASSED} else EvidenceLevel.UNPROVEN

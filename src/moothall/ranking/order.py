@@ -300,8 +300,9 @@ def _evidence(item: _Standing) -> Iterable[str]:
     if level is EvidenceLevel.PROVEN:
         yield f"Proven: a test that failed on the base, and that its author did not write, passes{_named(found.fixed)}."
     elif level is EvidenceLevel.REPRODUCED:
-        authors = ", ".join(plain(author) for author, passed in sorted(item.votes.items()) if passed)
-        cases = [case for run in item.candidate.cross if run.passed for case in run.cases]
+        runs = item.candidate.reproducing
+        authors = ", ".join(plain(author) for author in sorted({run.author for run in runs}))
+        cases = [case for run in runs for case in run.cases]
         yield f"Reproduced: tests that fail on the base pass, and were written by {authors}{_named(cases)}."
     elif level is EvidenceLevel.SELF_TESTED:
         cases = [case for entry in found.evidence if entry.check == OWN_TESTS for case in entry.shown]

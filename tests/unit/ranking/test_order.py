@@ -242,6 +242,12 @@ def test_each_level_says_what_carries_it(given: Candidate, level: EvidenceLevel,
     assert level.independent is (level in {EvidenceLevel.PROVEN, EvidenceLevel.REPRODUCED})
 
 
+def test_an_agent_whose_tests_pass_on_the_base_is_no_author_of_what_reproduces() -> None:
+    runs = (CrossRun(SEATS[1], passed=True, cases=("t::a",)), CrossRun("tie-breaker", passed=True))
+    place = rank([candidate(1, cross=runs)])[0]
+    assert any(reason.endswith(f"were written by {SEATS[1]}: t::a.") for reason in place.reasons), place.reasons
+
+
 def test_a_line_to_look_at_is_shown_and_decides_nothing() -> None:
     shown = candidate(1, "a", proven=True, fixed=("t::a",), look=("u.py:1: walks the stack",))
     first, second = rank([candidate(2, "b", proven=True), shown])
