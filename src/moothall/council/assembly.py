@@ -21,11 +21,12 @@ from moothall.council.measuring import Advance
 from moothall.council.prompting.prompts import task_parts
 from moothall.council.prompting.survey import Surveyor
 from moothall.council.recording import REMOTE, NamedModel, RecordedModel, Recording
-from moothall.council.seat_setup import SeatSetup, set_up
+from moothall.council.seat_setup import SeatSetup, grant_of, set_up
 from moothall.council.tool_loop import ToolLoop
 from moothall.council.turnstile import Turnstile
 from moothall.domain.budget import Ledger
 from moothall.domain.chat import ChatReply, ChatRequest, Message, ModelDescription, ReplyMode, ReplySchema
+from moothall.domain.identity import Principal
 from moothall.domain.ids import seed_of
 from moothall.domain.proposal import Review, SeatStatus
 from moothall.domain.repository import Prepared
@@ -34,7 +35,8 @@ from moothall.domain.task import Deliberation
 from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable, MoothallError
 from moothall.guard.accounts import Purse
 from moothall.guard.gate import Gate
-from moothall.ports import ChatModel, Log, MergeCommits, ReadFile, RunCode, Workspaces
+from moothall.guard.seat import SeatContext
+from moothall.ports import ChatModel, Log, MergeCommits, ReadFile, RunCode, Workspace, Workspaces
 
 _GRACE_SHARE = 0.25  # of the time left at the start: for re-checks, cross-tests and reviews
 _GRACE_SECONDS = 120.0
@@ -185,6 +187,23 @@ class Assembly:
         """Return how often a seat may begin, the first time included."""
         most, setup = self.parts.limits.attempts, self.setup_of(seat)
         return most if setup.function is None else min(most, setup.llm.function_attempts)
+
+    def context_of(self, seat: str, workspace: Workspace, until: datetime) -> SeatContext:
+        """Return what a seat, or an agent beside the seats, acts with in a workspace."""
+        gate, d = self.parts.gate, self.d
+        context = SeatContext(
+            principal=Principal(d.principal, d.tenant),
+            tenant=d.tenant,
+            task_id=d.task_id,
+            seat=seat,
+            role=d.role,
+            grant=grant_of(d, gate, self.prepared),
+            workspace=workspace,
+            workspace_id=workspace.id,
+            deadline=until,
+            ledger=self.ledger,
+        )
+        return gate.with_token(context)
 
     def approach(self, sitting: Sitting) -> str:
         """Return the way in which a seat goes about it; '' for its own. That of a fork is the one it has from where it comes."""

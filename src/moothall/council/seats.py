@@ -34,7 +34,7 @@ from moothall.council.prompting.comparing import notes_text
 from moothall.council.prompting.reply import approaches_schema, read_approaches
 from moothall.council.prompting.variants import MalformedReplyError
 from moothall.council.remote import ask_remote
-from moothall.council.seat_setup import SeatSetup, grant_of
+from moothall.council.seat_setup import SeatSetup
 from moothall.council.seat_tools import SeatTools
 from moothall.council.subagents import SubAgents
 from moothall.council.tool_chat import ToolChat
@@ -43,7 +43,6 @@ from moothall.council.turns import TOO_EARLY, UNUSABLE
 from moothall.domain.chat import Message
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
-from moothall.domain.identity import Principal
 from moothall.domain.proposal import Assessment, Operation, Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolStatus, ToolUsage
@@ -57,8 +56,7 @@ from moothall.errors import (
     SandboxUnavailable,
     WorkspaceFailed,
 )
-from moothall.guard.seat import Meter, SeatContext
-from moothall.ports import Workspace
+from moothall.guard.seat import Meter
 from moothall.ranking import passes_gates
 from moothall.telemetry import get_logger
 
@@ -384,7 +382,7 @@ async def _attempt(
     for lost in range(1, _WORKSPACES + 1):
         try:
             async with council.parts.workspaces.open(prepared, called, patch=patch) as workspace:
-                context = replace(_context(council, sitting, workspace, until), meter=meter)
+                context = replace(council.context_of(sitting.seat, workspace, until), meter=meter)
                 place = Workplace(TurnContext(context, council.parts.gate), prepared, also, council.d.description)
                 attempt = await agent.work(place, where, turns, start)
                 if attempt.draft is None or not any(_is_commit(operation) for operation in agent.operations[operations:]):
@@ -445,23 +443,6 @@ def _agent(sitting: Sitting) -> AgentLoop | ToolLoop:
     if sitting.agent is None:
         raise AssertionError(f"{sitting.seat} was not taken")
     return sitting.agent
-
-
-def _context(council: Assembly, sitting: Sitting, workspace: Workspace, until: datetime) -> SeatContext:
-    d = council.d
-    seat = SeatContext(
-        principal=Principal(d.principal, d.tenant),
-        tenant=d.tenant,
-        task_id=d.task_id,
-        seat=sitting.seat,
-        role=d.role,
-        grant=grant_of(d, council.parts.gate, council.prepared),
-        workspace=workspace,
-        workspace_id=workspace.id,
-        deadline=until,
-        ledger=council.ledger,
-    )
-    return council.parts.gate.with_token(seat)
 
 
 def outcome_of(council: Assembly, sitting: Sitting) -> SeatOutcome:

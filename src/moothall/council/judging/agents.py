@@ -11,7 +11,7 @@ from moothall.council.assembly import Assembly
 from moothall.council.checking import Workplace
 from moothall.council.coding import TurnContext
 from moothall.council.judging.runs import workspace_name
-from moothall.council.seat_setup import SeatSetup, grant_of
+from moothall.council.seat_setup import SeatSetup
 from moothall.council.seat_tools import BASH, WRITE, SeatTools
 from moothall.council.tool_chat import ToolChat
 from moothall.council.tool_loop import Examine, ToolLoop
@@ -20,9 +20,7 @@ from moothall.domain.chat import Message
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.evidence import JudgedCase, Report
-from moothall.domain.identity import Principal
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
-from moothall.guard.seat import SeatContext
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
 
@@ -115,19 +113,8 @@ async def run_agent(council: Assembly, task: AgentTask) -> str:
             async with council.parts.workspaces.open(prepared, called, patch=task.patch) as workspace:
                 if task.prepare is not None:
                     await task.prepare(workspace)
-                context = SeatContext(
-                    principal=Principal(d.principal, d.tenant),
-                    tenant=d.tenant,
-                    task_id=d.task_id,
-                    seat=task.seat,
-                    role=d.role,
-                    grant=grant_of(d, council.parts.gate, prepared),
-                    workspace=workspace,
-                    workspace_id=workspace.id,
-                    deadline=task.until,
-                    ledger=council.ledger,
-                )
-                turn = TurnContext(council.parts.gate.with_token(context), council.parts.gate)
+                context = council.context_of(task.seat, workspace, task.until)
+                turn = TurnContext(context, council.parts.gate)
                 place = Workplace(turn, prepared, frozenset(), d.description)
                 attempt = await loop.work(place, task.where, task.turns)
                 return attempt.draft.content if attempt.draft is not None else ""

@@ -337,13 +337,8 @@ def _require_whole(reply: ChatReply) -> None:
 
 def read_contradiction(reply: ChatReply) -> str:
     """Return why tests contradict the task, '' if they do not; raises `MalformedReplyError` if the reply does not say."""
-    _require_whole(reply)
-    data = find_object(reply.text, "contradicts")
-    if not isinstance(data.get("contradicts"), bool):
-        raise MalformedReplyError('"contradicts" is neither true nor false.')
-    why = data.get("why")
-    reason = " ".join(why.split())[:300] if isinstance(why, str) else ""
-    return (reason or "no reason is given") if data["contradicts"] else ""
+    contradicts, reason = _read_verdict(reply, "contradicts")
+    return reason if contradicts else ""
 
 
 def read_numbered(reply: ChatReply, field: str, count: int) -> dict[int, str]:
@@ -361,13 +356,19 @@ def read_numbered(reply: ChatReply, field: str, count: int) -> dict[int, str]:
 
 def read_claim(reply: ChatReply) -> str:
     """Return why tests do not show that the task is done, '' if they do; raises `MalformedReplyError` if the reply does not say."""
+    done, reason = _read_verdict(reply, "done")
+    return "" if done else f"its tests do not show that the task is done: {reason}"
+
+
+def _read_verdict(reply: ChatReply, field: str) -> tuple[bool, str]:
+    """Return what a reply says under a field, true or false, and its reason. Raise `MalformedReplyError` if it says neither."""
     _require_whole(reply)
-    data = find_object(reply.text, "done")
-    if not isinstance(data.get("done"), bool):
-        raise MalformedReplyError('"done" is neither true nor false.')
+    data = find_object(reply.text, field)
+    if not isinstance(data.get(field), bool):
+        raise MalformedReplyError(f'"{field}" is neither true nor false.')
     why = data.get("why")
     reason = " ".join(why.split())[:300] if isinstance(why, str) else ""
-    return "" if data["done"] else f"its tests do not show that the task is done: {reason or 'no reason is given'}"
+    return data[field], reason or "no reason is given"
 
 
 def find_object(text: str, *fields: str) -> Mapping[str, Any]:
