@@ -130,7 +130,10 @@ class Assembly:
     same: bool = False
     """Whether the tie-breaker found that the answers on the first place behave the same."""
     superseded: dict[str, str] = field(default_factory=dict)
-    """By existing test that an answer changes: why the task supersedes it; '' if it does not."""
+    """Existing tests that the task supersedes, each with the reason."""
+    changes_read: set[str] = field(default_factory=set)
+    """The candidates whose changes of existing tests were read against the task."""
+    matrix_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     contradictions: dict[str, str] = field(default_factory=dict)
     """By candidate with tests: why these contradict the task; '' if they do not."""
     stopped_early: bool = False

@@ -1,4 +1,4 @@
-"""What others are told of attempts: rivals' summaries before a revision, and notes for the seats of a second wave."""
+"""Descriptions of attempts: of rivals' answers before a revision, and notes for the seats of a second wave."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from collections.abc import Sequence
 from string import ascii_uppercase
 
 from moothall.council.assembly import Assembly, Sitting
-from moothall.council.judging.recheck import Judged, facts_text
+from moothall.council.judging.recheck import Judged
 from moothall.council.prompting.comparing import notes_prompt, rivals_text
 from moothall.council.prompting.reply import whole_text
 from moothall.council.prompting.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.council.prompting.variants import MalformedReplyError
 from moothall.domain.proposal import SeatStatus
+from moothall.ranking.gates import counts, name_cases
 from moothall.ranking.syntax.diffs import file_diffs
 
-_SUMMARY_CHARS, _FACTS_CHARS, _NOTES_CHARS = 800, 1_200, 6_000
+_SUMMARY_CHARS, _NOTES_CHARS = 800, 6_000
 _NOTES_TOKENS = 1_000
 
 
 def rivals_of(council: Assembly, sitting: Sitting) -> str:
-    """Return what an author is told of the other answers, without names or code: what they changed, and which tests pass on which.
+    """Return descriptions of the other answers for an author, without names, code or output of tests.
 
-    '' if there are no others, about text, and for seats that are asked for one function: longer prompts lead these astray.
+    Return '' if there are none, about text, and for seats that write one function: longer prompts lead these astray.
     """
     if council.prepared is None or council.setup_of(sitting.seat).function is not None:
         return ""
@@ -29,10 +30,11 @@ def rivals_of(council: Assembly, sitting: Sitting) -> str:
     others = {other.latest.proposal.diff: other for other in council.proposers if other.latest.proposal.diff != own}
     letters = {other.seat: letter for other, letter in zip(others.values(), ascii_uppercase, strict=False)}
     names = {**{seat: f"the tests of answer {letter}" for seat, letter in letters.items()}, sitting.seat: "your tests"}
-    return rivals_text([_describe(council, other.latest, names) for other in others.values()])
+    return rivals_text([_describe(other.latest, names) for other in others.values()])
 
 
-def _describe(council: Assembly, judged: Judged, names: dict[str, str]) -> str:
+def _describe(judged: Judged, names: dict[str, str]) -> str:
+    """Describe an answer; `names` says whose tests are meant, by seat."""
     proposal = judged.proposal
     changed = ", ".join(f"{part.path} (+{len(part.added)} -{len(part.removed)})" for part in file_diffs(proposal.diff))
     lines = [
@@ -40,20 +42,22 @@ def _describe(council: Assembly, judged: Judged, names: dict[str, str]) -> str:
         f"Changed files: {changed or 'none'}",
         f"Evidence: {judged.visible.level.words}",
     ]
-    if council.prepared is not None:
-        lines.append(clip(facts_text(judged, council.prepared.runs), _FACTS_CHARS))
+    found = judged.seen
+    lines += [f"{item.check}: {item.verdict}{counts(item)}" for item in found.evidence]
+    if found.regressions:
+        lines.append(f"Passed before and not any more: {name_cases(found.regressions)}")
     for author, passed in {run.author: run.passed for run in judged.cross}.items():
         lines.append(f"{'Passes' if passed else 'Fails'} {names.get(author, 'the tests of another answer')}.")
     return "\n".join(lines)
 
 
 async def distil_notes(council: Assembly, round_: int) -> str:
-    """Return notes on the first wave: a model's, or an outline if it writes none. They hold no patch."""
+    """Return a model's notes on the first wave, or descriptions of its answers if it writes none."""
     setup = council.setup_of("-")
     room = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
     shown: dict[str, str] = {}
     for item in council.judged:
-        text = _describe(council, item, {})
+        text = _describe(item, {})
         patch = clip(readable_diff(item.proposal.diff), max(room // max(len(council.judged), 1) - len(text), 0))
         shown.setdefault(item.proposal.diff, f"{text}\n\n{patch}".strip())
     attempts = list(shown.values()) + _failures(council.sittings)
@@ -69,7 +73,7 @@ async def distil_notes(council: Assembly, round_: int) -> str:
         notes = whole_text(reply).strip() if reply is not None else ""
     except MalformedReplyError:
         notes = ""
-    outline = [_describe(council, item, {}) for item in council.judged]
+    outline = [_describe(item, {}) for item in council.judged]
     return clip(notes or "\n\n".join([*outline, *_failures(council.sittings)]), _NOTES_CHARS)
 
 

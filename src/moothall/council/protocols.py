@@ -9,16 +9,16 @@ tests_then_verify  propose · (revise on execution evidence where no candidate i
 tournament         propose · cross-tests · (a second wave of proposals, on notes about the first, where no candidate is
                    reproduced or proven · cross-tests) · comparison by summaries, in small groups, on ties
 
-Where more answers are level than one comparison takes, every protocol that reviews ties compares them in groups, too. So it
-does where reviews leave a tie, if the model has a window that is wide enough. In a revision an author sees summaries of the
-other answers and of the tests that pass on them. `limits.second_wave` brings a second wave to other protocols, or ends it.
+Every protocol that reviews ties compares in groups, too, if more answers are level than one comparison takes, or if reviews
+leave a tie and the model's window is wide enough. Before a revision an author reads summaries of the other answers and of the
+tests that pass on them. `limits.second_wave` adds a second wave to other protocols, or turns it off.
 
 Peer review adds reviews from all in any of them. About text there are no checks: all distinct answers are reviewed.
 A seat that fails, is late, is cancelled or never starts is an outcome. At the end every seat has one `seat.finished`.
 
-The test writer works after these proposals and revisions where no candidate is proven and through the gates
-(`judging/test_writer.py`), and before a second wave, but for `ask` and about text. Where different answers are level then, and the protocol reviews ties, the
-tie-breaker (`judging/tie_breaker.py`) compares them first.
+The test writer (`judging/test_writer.py`) works after proposals and revisions, and before a second wave, if no candidate is
+proven and through the gates; never in `ask` or about text. If different answers are level then, and the protocol reviews ties,
+the tie-breaker (`judging/tie_breaker.py`) compares them before they are reviewed.
 
 Early stop: once a strict majority of all seats has proposed patches that pass the gates, are reproduced or proven, and behave
 the same under all tests, those of the seats included, the seats without a proposal are cancelled. A later patch could win only
@@ -45,6 +45,7 @@ from moothall.aio import leaves, seconds_until
 from moothall.council.assembly import Assembly, Parts, Sitting, convene
 from moothall.council.attempts import distil_notes
 from moothall.council.facts import Facts
+from moothall.council.judging.agents import report
 from moothall.council.judging.claims import is_done_already, judge_claims
 from moothall.council.judging.comparison import GROUP, compare
 from moothall.council.judging.recheck import Judged
@@ -75,6 +76,8 @@ __all__ = ["HOST_STOPS", "Parts", "deliberate"]
 HOST_STOPS = "host stops"
 """Cancel a deliberation's task with this message when the work goes on elsewhere: then no seat is reported as finished."""
 
+SECOND_WAVE = "second-wave"
+"""The name that a second wave is reported under."""
 _FIRST_SEATS = 2
 _CLOSE_SECONDS = 5.0
 
@@ -185,9 +188,8 @@ async def _revise_in_rounds(council: Assembly, protocol: Protocol) -> None:
     for round_ in range(1, council.d.rounds + 1):
         if not _time_left(council):
             return
-        _note(council, await excuse_superseded(council))
-        if protocol.revises_on and len({sitting.latest.proposal.diff for sitting in council.proposers}) > 1:
-            await _cross_tests(council)  # what authors are told of the other answers
+        if protocol.revises_on:
+            await _cross_tests(council)  # its results are in what authors read of the other answers
         if protocol.revises_on == "reviews" and len(council.proposers) >= _FIRST_SEATS:
             given = answers(sitting.latest.proposal for sitting in council.proposers)
             found = await hold_reviews(council, assign(given, _seats(council.proposers), each=1), "critique", round_)
@@ -212,6 +214,7 @@ async def _second_wave(council: Assembly, protocol: Protocol, tests: Independent
     wave = council.d.rounds + 1
     council.notes = await distil_notes(council, wave)
     council.wave = wave
+    await report(council, SECOND_WAVE, "second wave: no answer is reproduced or proven, so all seats begin anew with notes")
     async with asyncio.TaskGroup() as group:
         for sitting in council.sittings:
             group.create_task(propose_again(council, sitting), name=f"{sitting.seat}.w{wave}")
@@ -230,7 +233,7 @@ async def _review_ties(council: Assembly) -> None:
         # One review of each, all at temperature 0: the model judges them alike, whoever asks.
         authors = [seat if seat in judges else judges[0] for seat in (min(answer.seats) for answer in given)]
         pairs = assign(given, authors, each=1)
-        # That they behave the same was tried with a shell already.
+        # With `council.same` an agent with a shell has found no difference; a workspace for each reviewer finds none either.
         found = await hold_reviews(council, pairs, "verify", council.d.rounds + 1, tools=not council.same)
         if council.setup_of("-").llm.context_tokens >= WIDE_WINDOW:
             await compare(council, _level_after(given, found))
@@ -371,9 +374,10 @@ def _time_left(council: Assembly) -> bool:
 async def _cross_tests(council: Assembly) -> None:
     if council.bench is None:
         return
-    _note(council, await excuse_superseded(council))
-    contradicting = await find_contradictions(council)
-    _note(council, await council.bench.cross(council.judged, contradicting))
+    async with council.matrix_turn:  # seats that end at the same time ask for it side by side
+        _note(council, await excuse_superseded(council))
+        contradicting = await find_contradictions(council)
+        _note(council, await council.bench.cross(council.judged, contradicting))
 
 
 def _note(council: Assembly, judged: Sequence[Judged]) -> None:

@@ -210,8 +210,8 @@ async def revise(council: Assembly, sitting: Sitting, round_: int, reviews: Sequ
 
 
 async def propose_again(council: Assembly, sitting: Sitting) -> None:
-    """Let a seat of the second wave begin anew, on the base and the council's notes. If it fails, its first proposal stands. A
-    remote agent is not asked again.
+    """Let a seat begin anew in the second wave, on the base and the council's notes. Its first proposal stays a candidate.
+    Remote agents are not asked again.
     """
     if sitting.seat in council.d.elsewhere:
         return
@@ -281,8 +281,8 @@ async def _merge(council: Assembly) -> Draft:
 async def _revise(council: Assembly, sitting: Sitting, round_: int, reviews: Sequence[Review]) -> None:
     agent, judged = _agent(sitting), sitting.latest
     evidence = facts_text(judged, council.prepared.runs) if council.prepared else ""
-    said = [review_text(review) for review in reviews]
-    agent.talk.tell(prompts.revise_text(evidence, said, rivals_of(council, sitting)))
+    texts = [review_text(review) for review in reviews]
+    agent.talk.tell(prompts.revise_text(evidence, texts, rivals_of(council, sitting)))
     last = sitting.drafts[-1]
     # Its own workspace, opened again on its own patch: the same files, a fresh executor.
     draft = await _draft(council, sitting, round_, start=replace(last, green=last.green and passes_gates(judged.visible)))
@@ -294,9 +294,7 @@ async def _revise(council: Assembly, sitting: Sitting, round_: int, reviews: Seq
 
 
 def _round(council: Assembly, round_: int) -> tuple[str, datetime]:
-    """Return what a round is called, with its phase, and until when it lasts; the first, in which the seats propose, is 0, and a
-    second wave of proposals has the number of the council's wave.
-    """
+    """Return a round's name, with its phase, and its deadline. Round 0 is the first proposals, `council.wave` a second wave."""
     if round_ and round_ == council.wave:
         return f"propose/{round_}", council.work_until
     if round_:

@@ -81,6 +81,25 @@ async def test_an_answer_with_the_same_behaviour_and_no_changed_test_is_excused_
     assert (outcome.winner_id, outcome.evidence_level) == (ONE, EvidenceLevel.REPRODUCED)
 
 
+async def test_a_test_that_one_author_weakens_is_read_again_as_another_changes_it(native: Any) -> None:
+    """The reader rejects the first change, and the second author's right answer is not refused for it."""
+    weak = OLD.replace("    assert parse_port('') == 0\n", "    parse_port\n")
+    broken = BASE.replace("int(text or 0)", "int(text or 1)")
+    answer = council_of(
+        SUPERSEDED,
+        one={"src/ports.py": broken, "tests/test_ports.py": weak},
+        two={"src/ports.py": RIGHT, "tests/test_ports.py": NEW},
+    )
+
+    def read(body: Any, headers: Any) -> Any:
+        weakened = ".superseded." in step_of(headers) and "+    parse_port\n" in body["messages"][-1]["content"]
+        return NONE if weakened else answer(body, headers)
+
+    outcome, _, prompts = await run(native, read)
+    assert outcome.winner_id == TWO, outcome.results[0].reasons
+    assert len(prompts) == 2
+
+
 @pytest.mark.parametrize("read", [NONE, "no answer at all"])
 async def test_without_the_reader_s_word_an_existing_test_counts_as_it_is_on_the_base(native: Any, read: str) -> None:
     answer = council_of(read, one={"src/ports.py": IDLE}, two={"src/ports.py": RIGHT, "tests/test_ports.py": NEW})

@@ -73,6 +73,8 @@ async def test_a_second_wave_begins_anew_on_notes(council: Any) -> None:
     }
     assert cross == {TWO: "failed", f"{TWO}.r1": "passed"}
     assert set(outcomes(events).values()) == {"proposed"}
+    (reported,) = [data["report"]["message"] for data in of(events, EventType.EVIDENCE_REPORTED)]
+    assert "second wave" in reported
 
 
 @pytest.mark.parametrize(("setting", "protocol", "waves"), [("off", "tournament", 1), ("on", "vote", 2), ("auto", "vote", 1)])
@@ -167,6 +169,6 @@ async def test_an_author_reads_summaries_of_the_other_answers_before_it_revises(
     seen = told[TWO].partition("of a colleague")[2]
     assert "src/utils.py (+" in seen
     assert "Evidence: self-tested" in seen
-    assert 'return "Hello, World!"' not in seen, "summaries hold no code"
+    assert 'return "' not in seen, "summaries hold no code, also none that a failing test prints"
     assert "Fails your tests." in told[ONE]
     assert "Fails the tests of answer" in told[THREE]

@@ -37,7 +37,7 @@ _COMMENT_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """An answer and what is said of it."""
+    """An answer and its summary."""
 
     answer: Answer
     summary: str
@@ -45,7 +45,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """Entries by place, the best first; those that are level stand together."""
+    """Entries by place, the best first; level ones share a place. `why`: the model's reason for the order."""
 
     places: tuple[tuple[_Entry, ...], ...]
     why: str = ""
@@ -65,7 +65,7 @@ async def _summarize(council: Assembly, given: Sequence[Answer]) -> list[_Entry]
     setup = council.setup_of("-")
     room = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
     judged = {item.proposal.candidate: item for item in council.judged}
-    round_ = council.d.rounds + council.wave + 1
+    round_ = council.d.rounds + 1
 
     async def summarize(number: int, answer: Answer) -> str:
         item = judged[answer.proposals[0].candidate]
@@ -130,7 +130,7 @@ async def _compare_group(council: Assembly, members: Sequence[_Entry], name: str
     if len(members) == 1:
         return _Placed((tuple(members),))
     setup = council.setup_of("-")
-    round_ = council.d.rounds + council.wave + 1
+    round_ = council.d.rounds + 1
 
     async def ask(order: Sequence[int], turn: int) -> tuple[Mapping[int, int], str]:
         messages = comparison_prompt(setup.judge_system, setup.shared, [members[number].summary for number in order])

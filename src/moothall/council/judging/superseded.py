@@ -1,7 +1,8 @@
 """Existing tests that expect what the task asks to change: a right answer fails them, and is not refused for it.
 
-An author has changed such a test, its version passes on its answer, and a reader of the task's text, who sees the change of the tests
-and no change of the code, finds that every answer that does the task fails the old version. It then counts against no answer.
+A test is superseded if an author has changed it, the author's version passes on the author's answer, and a model finds in the
+task's text that every right answer fails the old version. The model sees the change of the tests and no change of the code.
+Each author's version is read: that one weakens a test says nothing of another's. A superseded test refuses no answer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from moothall.council.prompting.variants import MalformedReplyError
 from moothall.domain.evidence import HIDDEN_CASE, SUPERSEDED, Evidence, Verdict
 
 _MOST = 20
-"""Lost cases of an answer, from which on more than the task's words is broken."""
+"""An answer that breaks more tests than these is refused without a question."""
 _WHY = 200
 
 
@@ -32,15 +33,19 @@ async def excuse_superseded(council: Assembly) -> list[Judged]:
     refused = [item for item in council.judged if item.assessment.applies and 0 < len(item.assessment.regressions) <= _MOST]
     for item in refused:
         lost = [case for case in item.assessment.regressions if not case.startswith(HIDDEN_CASE)]
-        new = [case for case in await bench.passing_as_changed(item.proposal, lost) if case not in council.superseded]
-        if new and tests_of(item.proposal) and not council.ledger.used_up:
-            council.superseded |= await _read(council, item, new)
+        new = [case for case in lost if case not in council.superseded]
+        if not new or item.proposal.candidate in council.changes_read or council.ledger.used_up:
+            continue
+        changed = await bench.passing_as_changed(item.proposal, new)
+        if changed and tests_of(item.proposal):
+            council.changes_read.add(item.proposal.candidate)
+            council.superseded |= await _read(council, item, changed)
     excused = [await _excuse(council, item) for item in refused]
     return [item for item in excused if item is not None]
 
 
 async def _read(council: Assembly, item: Judged, cases: list[str]) -> Mapping[str, str]:
-    """Return each case with the reason why the task supersedes it, '' if it does not."""
+    """Return the cases that the task supersedes, each with the reason."""
     setup = council.setup_of("-")
     shown = clip(readable_diff(tests_of(item.proposal)), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5))
     reply = await council.ask(
@@ -54,12 +59,12 @@ async def _read(council: Assembly, item: Judged, cases: list[str]) -> Mapping[st
         found = read_numbered(reply, "superseded", len(cases)) if reply is not None else {}
     except MalformedReplyError:
         found = {}
-    return {case: found.get(number, "") for number, case in enumerate(cases, 1)}
+    return {case: found[number] for number, case in enumerate(cases, 1) if number in found}
 
 
 async def _excuse(council: Assembly, item: Judged) -> Judged | None:
     known = {evidence.check for evidence in item.assessment.evidence}
-    cases = tuple(case for case in item.assessment.regressions if council.superseded.get(case))
+    cases = tuple(case for case in item.assessment.regressions if case in council.superseded)
     if not cases or SUPERSEDED in known:
         return None
     why = council.superseded[cases[0]][:_WHY]
