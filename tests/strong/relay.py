@@ -1,10 +1,13 @@
 """A model server for a player: each request is written to a file, and the reply is read from another.
 
-    python tests/strong/relay.py FOLDER [PORT]
+    python tests/strong/relay.py FOLDER [PORT [SEATS]]
 
 Request N becomes FOLDER/N.request.json (the body as it was sent) and FOLDER/N.prompt.md (what is new in it, to read). The reply is
 FOLDER/N.reply.json: {"text": "...", "calls": [{"name": "bash", "arguments": {...}}], "finish_reason": "stop"}, of which each part may be
-left out. Write it elsewhere and move it there. The server asks for native tools of its own accord: it answers probes itself.
+left out. Write it elsewhere and move it there. The server answers probes for native tools itself.
+
+SEATS is a JSON file with a diff for each seat, {"agent-dev-001": "diff ..."}. These seats are not played: the server applies the diff in
+their name and submits it, and only the calls of those who judge are written to files.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import itertools
 import json
 import sys
 import time
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +31,10 @@ _CHARS_PER_TOKEN = 4
 class Relay:
     """Requests and replies in `folder`, numbered as they come."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, seats: Mapping[str, str]) -> None:
         self._folder = folder
+        self._seats = seats
+        self._turns: Counter[str] = Counter()
         self._numbers = itertools.count(1)
         self._seen: dict[str, int] = {}
 
@@ -42,6 +49,10 @@ class Relay:
         if "/probe/" in call_id:
             offered = body.get("tools")
             return await self._send(request, body, {"calls": [_probe(offered[0]["function"])]} if offered else {"text": "Yes."})
+        _, seat, phase, *_ = [*call_id.split("/"), "", "", ""]
+        if phase != "verify" and (diff := self._seats.get(seat)):
+            self._turns[seat] += 1
+            return await self._send(request, body, _apply(diff) if self._turns[seat] == 1 else _SUBMIT)
         number = next(self._numbers)
         self._write(number, call_id, body)
         place = self._folder / f"{number}.reply.json"
@@ -101,6 +112,16 @@ class Relay:
         return response
 
 
+_SUBMIT = {"calls": [{"name": "submit", "arguments": {"summary": "The change is made."}}]}
+
+
+def _apply(diff: str) -> dict[str, Any]:
+    """Return the reply that applies a diff with the shell."""
+    return {
+        "calls": [{"name": "bash", "arguments": {"command": f"git apply --whitespace=nowarn <<'END_OF_DIFF'\n{diff}END_OF_DIFF"}}]
+    }
+
+
 def _probe(function: dict[str, Any]) -> dict[str, Any]:
     names = function.get("parameters", {}).get("properties", {})
     return {"name": function["name"], "arguments": dict.fromkeys(names, True)}
@@ -111,9 +132,9 @@ def _readable(message: dict[str, Any]) -> str:
     return "\n".join([str(message.get("content") or ""), *calls])
 
 
-def main(folder: str, port: str = "8123") -> None:
+def main(folder: str, port: str = "8123", seats: str = "") -> None:
     """Serve on loopback until stopped."""
-    relay = Relay(Path(folder))
+    relay = Relay(Path(folder), json.loads(Path(seats).read_text(encoding="utf-8")) if seats else {})
     Path(folder).mkdir(parents=True, exist_ok=True)
     application = web.Application(client_max_size=64_000_000)
     application.router.add_get("/v1/models", relay.list_models)

@@ -294,7 +294,7 @@ class Pools:
             prepared = await repositories.prepare(await repositories.resolve(ref), self._tell)
             bench = self._bench(recipe, ref, prepared)
             for mode in modes:
-                if pool := _pool(recipe, sources, mode):
+                if pool := pool_of(recipe, sources, mode):
                     yield await self._judge_mode(recipe, prepared, bench, mode, pool)
 
     def _bench(self, recipe: Recipe, ref: RepositoryRef, prepared: Prepared) -> Bench:
@@ -333,7 +333,7 @@ class Pools:
         return replace(found, seconds=round(asyncio.get_running_loop().time() - began, 1))
 
 
-def _pool(recipe: Recipe, sources: Sources, mode: str) -> dict[str, str]:
+def pool_of(recipe: Recipe, sources: Sources, mode: str) -> dict[str, str]:
     """Return the diffs of the candidates by name, {} if the recipe has no such mode. The right one is the second seat's."""
     seconds = [item for item in recipe.variants if item.right]
     if (mode == NEW_FILE and recipe.inline) or (mode == SECOND and not seconds):
